@@ -1,0 +1,238 @@
+"""Sections of the `flexfloor:` configuration, one model a section.
+
+Every model is frozen and refuses unknown keys. Numbers are strict: a quoted number or a boolean is a mistake.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+
+def _exact_decimal(value: Any) -> Decimal:
+    """The decimal as written: 1.16 is 116/100, not the nearest binary fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError("must be a decimal number such as 1.16")  # noqa: TRY004 (pydantic reports ValueError)
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation as error:
+        raise ValueError(f"must be a decimal number such as 1.16, got {value!r}") from error
+    if not number.is_finite():
+        raise ValueError("must be finite")
+    return number
+
+
+ExactDecimal = Annotated[Decimal, BeforeValidator(_exact_decimal)]
+
+
+def _capacity_keys(value: Any) -> Any:
+    """Floors as integers: YAML gives them as integers, OmegaConf and JSON as digit strings."""
+    if not isinstance(value, dict):
+        return value
+    table: dict[int, Any] = {}
+    for key, tokens in value.items():
+        digits = str(key)
+        if isinstance(key, bool) or not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+            raise ValueError(f"floor {key!r} must be a positive integer")
+        if int(digits) in table:
+            raise ValueError(f"floor {digits} stands twice; keep one")
+        table[int(digits)] = tokens
+    return table
+
+
+CapacityTable = Annotated[dict[int, Natural | None], BeforeValidator(_capacity_keys)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class FloorsConfig(Section):
+    """Floors the runtime supports, by residency. The world size is implied.
+
+    Attributes:
+        natural: EP sizes for residency ``natural``, any order.
+        planned: EP sizes for residency ``planned``.
+    """
+
+    natural: tuple[Count, ...] = ()
+    planned: tuple[Count, ...] = ()
+
+
+class CapacityConfig(Section):
+    """Usable KV tokens a rank, measured, by residency and floor. A missing or null floor is excluded."""
+
+    natural: CapacityTable = {}
+    planned: CapacityTable = {}
+
+
+class KvConfig(Section):
+    """KV accounting of planner.md section 4.
+
+    Attributes:
+        block_tokens: tokens of a KV block; 1 accounts single tokens, as the paper does.
+        prompt_sharing: whether the responses of a prompt share its full blocks.
+        capacity: the measured table.
+    """
+
+    block_tokens: Count = 1
+    prompt_sharing: bool = Field(default=True, strict=True)
+    capacity: CapacityConfig = CapacityConfig()
+
+
+class TailGuardConfig(Section):
+    """TailGuard of planner.md section 3 (seed 001, equation 7).
+
+    Attributes:
+        enabled: whether steps get a cap below the global limit.
+        q: quantile of the one-sided ratios.
+        window: number K of epoch transitions the ratios come from.
+        c_min: smallest cap in tokens.
+        rounding: caps are multiples of it, in tokens.
+        l_max: global response limit in tokens.
+        eps: added to a prediction before it divides.
+        initial_rho: ratio used before the first transition; None leaves steps without a cap.
+    """
+
+    enabled: bool = Field(default=True, strict=True)
+    q: Real = Field(default=0.95, gt=0, le=1)
+    window: Count = 3
+    c_min: Count = 4096
+    rounding: Count = 512
+    l_max: Count = 16384
+    eps: Real = Field(default=1e-6, gt=0)
+    initial_rho: Annotated[Real, Field(ge=1)] | None = None
+
+
+class RepairConfig(Section):
+    """Bounded repair of planner.md section 5.
+
+    Attributes:
+        max_swaps: most prompts that may change places with the preceding step; 0 switches repair off.
+        max_layouts: most layouts examined for one step before it falls back.
+    """
+
+    max_swaps: Natural = 2
+    max_layouts: Count = 256
+
+
+class CaptureConfig(Section):
+    """Decode capture buckets of planner.md section 6.
+
+    Attributes:
+        max_sizes: most capture sizes a step may have.
+    """
+
+    max_sizes: Count = 8
+
+
+class SolverConfig(Section):
+    """The integer solver behind PuLP.
+
+    Attributes:
+        name: ``highs`` runs in this process; ``cbc`` starts a process a solve.
+        time_limit_s: limit of one solve; a step that meets it reports its proven gap.
+        max_columns: largest number of candidate groups that is given to the exact model.
+    """
+
+    name: Literal["highs", "cbc"] = "highs"
+    time_limit_s: Real = Field(default=20.0, gt=0)
+    max_columns: Count = 4000
+
+
+class HistoryConfig(Section):
+    """Length history of planner.md section 2.
+
+    Attributes:
+        path: SQLite file; relative paths start at the run directory.
+        unseen: ``bootstrap`` plans a step with an item never observed without shrinking; ``quantile`` predicts
+            such an item by a quantile of the known tails.
+        unseen_quantile: that quantile.
+    """
+
+    path: str = "history.sqlite"
+    unseen: Literal["bootstrap", "quantile"] = "bootstrap"
+    unseen_quantile: Real = Field(default=0.9, gt=0, le=1)
+
+
+class RateConfig(Section):
+    """Rate-aware planning: choose schedules by predicted seconds instead of release area.
+
+    Attributes:
+        table: CSV of decode step times (EP size, batch, milliseconds); None switches rate-aware planning off.
+        enabled: False keeps release area although a table is given.
+        epsilon: the predicted window may be at most (1 + epsilon) times the shortest.
+        transition_s: seconds one shrink stage stops decoding.
+        release_s: seconds from the end of a transition to the moment the leaver's memory is free.
+        restore_s: seconds the whole world needs to restore at the end of the window.
+    """
+
+    table: str | None = None
+    enabled: bool = Field(default=True, strict=True)
+    epsilon: Real = Field(default=0.02, ge=0)
+    transition_s: Real = Field(default=0.0, ge=0)
+    release_s: Real = Field(default=0.0, ge=0)
+    restore_s: Real = Field(default=0.0, ge=0)
+
+
+class EngineConfig(Section):
+    """What the engine of one rank is started with. None leaves vLLM's own default.
+
+    Attributes:
+        combine: ``stock`` or ``invariant`` (bit-identical for every EP size, for verification).
+        deadline_s: seconds a transition may take before it is abandoned.
+        trial_step: whether leavers keep their memory until the survivors' first step has succeeded.
+        kv_cache_bytes: KV cache a rank, bytes.
+        max_num_seqs: most running sequences a rank.
+        max_model_len: longest sequence, prompt and response, tokens.
+        block_size: tokens of a KV block.
+        dtype: model dtype.
+        enforce_eager: switch decode graphs off.
+        vllm: further vLLM engine arguments, passed on as they are.
+    """
+
+    combine: Literal["stock", "invariant"] = "stock"
+    deadline_s: Real = Field(default=30.0, gt=0)
+    trial_step: bool = Field(default=True, strict=True)
+    kv_cache_bytes: Count | None = None
+    max_num_seqs: Count | None = None
+    max_model_len: Count | None = None
+    block_size: Count | None = None
+    dtype: str = "auto"
+    enforce_eager: bool = Field(default=False, strict=True)
+    vllm: dict[str, Any] = {}
+
+
+class RolloutConfig(Section):
+    """Sampling of a rollout.
+
+    Attributes:
+        temperature, top_p, top_k: sampling; top_k -1 keeps all tokens.
+        max_tokens: global response limit; None takes ``tail_guard.l_max``.
+        seed: base of the responses' seeds.
+        ignore_eos: generate to the cap, for constructed lengths.
+        logprobs: whether logprobs are kept with the responses.
+    """
+
+    temperature: Real = Field(default=1.0, ge=0)
+    top_p: Real = Field(default=1.0, gt=0, le=1)
+    top_k: Annotated[int, Field(strict=True, ge=-1)] = -1
+    max_tokens: Count | None = None
+    seed: Natural = 0
+    ignore_eos: bool = Field(default=False, strict=True)
+    logprobs: bool = Field(default=False, strict=True)
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("must be -1 (all tokens) or positive")
+        return value
