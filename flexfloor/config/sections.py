@@ -145,7 +145,7 @@ class SolverConfig(Section):
 
     name: Literal["highs", "cbc"] = "highs"
     time_limit_s: Real = Field(default=20.0, gt=0)
-    max_columns: Count = 4000
+    max_columns: Count = 10000
 
 
 class HistoryConfig(Section):

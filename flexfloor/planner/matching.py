@@ -1,0 +1,256 @@
+"""Exact placement of one or two prompts a rank (planner.md section 5; seed 001, equations 11, 12 and 14).
+
+Prompts stand in ascending order of completion. In a pair the earlier prompt opens and the later one closes; a prompt
+alone does both. So the number of pairs that span the gap between two neighbours follows from who opens, the total
+prediction gap is a sum over these spans, the completions are those of the prompts that do not open, and a quota
+is one row over the openers. Given the openers, who closes whom is a bipartite assignment, whose relaxation is whole.
+The integer model therefore has one binary a prompt instead of one a pair, and with the odd prefixes of pairs its
+relaxation is nearly always tight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+from numpy.typing import NDArray
+
+from flexfloor.config import SolverConfig
+from flexfloor.planner.admission import column_needs, column_peaks
+from flexfloor.planner.demand import Demand, IntArray
+from flexfloor.planner.solver import WHOLE, LinearProgram, Status, Terms
+
+Group = tuple[int, ...]
+"""Prompts of one rank: positions in demand order, ascending."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the cost of a group: gap * spread + completion * M + peak * A, each in tokens (equation 14)."""
+
+    gap: int = 1_000_000
+    completion: int = 1_000
+    peak: int = 1
+
+    def column_costs(self, demand: Demand, columns: IntArray, peaks: IntArray) -> IntArray:
+        """Costs of many groups in thousandths, exact integers, shape (count,). ``columns`` rows ascend."""
+        spread = demand.tails[columns[:, -1]] - demand.tails[columns[:, 0]]
+        costs: IntArray = (
+            spread * self.gap // 1000
+            + demand.completions[columns[:, -1]] * self.completion // 1000
+            + peaks * self.peak * 1000
+        )
+        return costs
+
+
+RELEASE_AWARE = Weights()
+MIN_SKEW = Weights(gap=1_000_000, completion=0, peak=0)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Candidate groups: KV-safe, in ascending order of members.
+
+    Attributes:
+        groups: the candidates.
+        last: last (latest) member of each, shape (count,).
+        peaks: active-token peaks A, tokens.
+        needs: A + P, tokens.
+        costs: cost of each in thousandths, exact.
+        complete: whether every KV-safe group is here, so that infeasible means infeasible.
+    """
+
+    groups: list[Group]
+    last: IntArray
+    peaks: IntArray
+    needs: IntArray
+    costs: IntArray
+    complete: bool = True
+
+    def within(self, limit: int) -> Columns:
+        """The candidates whose A + P is at most ``limit`` tokens."""
+        kept = np.flatnonzero(self.needs <= limit)
+        return Columns(
+            [self.groups[k] for k in kept],
+            self.last[kept],
+            self.peaks[kept],
+            self.needs[kept],
+            self.costs[kept],
+            self.complete,
+        )
+
+    def priced(self, demand: Demand, weights: Weights) -> Columns:
+        """The same candidates with another cost."""
+        costs = np.empty(len(self.groups), dtype=np.int64)
+        lengths = np.array([len(group) for group in self.groups])
+        for size in set(lengths.tolist()):
+            chosen = np.flatnonzero(lengths == size)
+            block = np.array([self.groups[k] for k in chosen], dtype=np.int64)
+            costs[chosen] = weights.column_costs(demand, block, self.peaks[chosen])
+        return Columns(self.groups, self.last, self.peaks, self.needs, costs, self.complete)
+
+
+def columns_of(demand: Demand, blocks: Iterable[IntArray], weights: Weights, *, complete: bool = True) -> Columns:
+    """Candidates from arrays of groups of one size each, rows ascending."""
+    groups: list[Group] = []
+    last, peaks, needs, costs = [], [], [], []
+    for block in blocks:
+        block_peaks = column_peaks(demand, block)
+        groups.extend(tuple(row) for row in block.tolist())
+        last.append(block[:, -1])
+        peaks.append(block_peaks)
+        needs.append(column_needs(demand, block, block_peaks))
+        costs.append(weights.column_costs(demand, block, block_peaks))
+    return Columns(groups, _joined(last), _joined(peaks), _joined(needs), _joined(costs), complete)
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def all_pairs(count: int) -> IntArray:
+    """Every pair of ``count`` prompts, shape (count*(count-1)/2, 2)."""
+    pairs: IntArray = np.stack(np.triu_indices(count, 1), axis=1).astype(np.int64)
+    return pairs
+
+
+@dataclass(frozen=True)
+class Quota:
+    """At least ``groups`` non-empty groups complete by ``time`` (micro-tokens)."""
+
+    groups: int
+    time: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Answer of an exact model.
+
+    Attributes:
+        status: of the solve.
+        chosen: indices of the chosen candidates; empty without a solution.
+        cost: their cost in thousandths.
+        reduced: lower bounds of the cost increase, in thousandths, when a candidate is forced in; None if unknown.
+    """
+
+    status: Status
+    chosen: tuple[int, ...] = ()
+    cost: int = 0
+    reduced: NDArray[np.float64] | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a placement."""
+        return self.status in ("optimal", "feasible")
+
+
+class PairModel:
+    """Placements of N <= b <= 2N prompts on N ranks, one or two a rank.
+
+    Args:
+        demand: the step.
+        columns: KV-safe candidates of one or two prompts.
+        world_size: N.
+        weights: the weights ``columns`` were priced with.
+        solver: solver settings.
+    """
+
+    def __init__(
+        self, demand: Demand, columns: Columns, world_size: int, weights: Weights, solver: SolverConfig
+    ) -> None:
+        self._demand, self._columns, self._weights, self._solver = demand, columns, weights, solver
+        self._alone = 2 * world_size - len(demand)
+
+    def solve(
+        self,
+        quotas: Sequence[Quota],
+        *,
+        forced: Sequence[int] = (),
+        allowed: Sequence[int] | None = None,
+        any_cost: bool = False,
+    ) -> Placement:
+        """The cheapest placement that meets all quotas.
+
+        Args:
+            quotas: what must complete when.
+            forced: candidates that must be chosen.
+            allowed: the only candidates that may be chosen; None allows all.
+            any_cost: settle for any placement.
+        """
+        count = len(self._demand)
+        indices = list(range(len(self._columns.groups))) if allowed is None else list(allowed)
+        program = LinearProgram(self._solver)
+        opens = [program.variable(0, 1, integer=True) for _ in range(count)]
+        single = {self._columns.groups[k][0] for k in indices if len(self._columns.groups[k]) == 1}
+        alone = [program.variable(0, int(k in single), integer=True) for k in range(count)] if self._alone else []
+        spans = [program.variable((k + 1) % 2 if not alone else 0, None) for k in range(count - 1)]
+        taken = [program.variable(1 if k in set(forced) else 0, 1) for k in indices]
+        opening: list[Terms] = [[(opens[k], -1)] for k in range(count)]
+        closing: list[Terms] = [[(opens[k], 1)] for k in range(count)]
+        for k, variable in zip(indices, taken, strict=True):
+            group = self._columns.groups[k]
+            closing[group[-1]].append((variable, 1))
+            if len(group) == 2:
+                opening[group[0]].append((variable, 1))
+            else:
+                program.row([(variable, 1), (alone[group[0]], -1)], "=", 0)
+        for k in range(count):
+            program.row(opening[k], "=", 0)
+            program.row(closing[k], "=", 1)
+            around = [(spans[k], 1.0)] if k < count - 1 else []
+            around += [(spans[k - 1], -1.0)] if k else []
+            around += [(alone[k], -1.0)] if alone else []
+            program.row([*around, (opens[k], -2)], "=", -1)
+        if alone:
+            program.row([(v, 1) for v in alone], "=", self._alone)
+        for quota in quotas:
+            reached = int(np.searchsorted(self._demand.completions, quota.time, side="right"))
+            if reached < quota.groups:
+                return Placement("infeasible")
+            if reached < count:
+                program.row([(opens[k], 1) for k in range(reached)], "<=", reached - quota.groups)
+        if not any_cost:
+            program.minimise(self._objective(indices, taken, opens, spans))
+        return self._answer(program, indices, taken, any_cost=any_cost)
+
+    def _objective(
+        self,
+        indices: list[int],
+        taken: list[pulp.LpVariable],
+        opens: list[pulp.LpVariable],
+        spans: list[pulp.LpVariable],
+    ) -> Terms:
+        weights, demand = self._weights, self._demand
+        terms: Terms = []
+        if weights.peak:
+            terms += [(v, float(self._columns.peaks[k]) * weights.peak) for k, v in zip(indices, taken, strict=True)]
+        steps = np.diff(demand.tails) * (weights.gap / 1e6)
+        terms += [(v, float(step)) for v, step in zip(spans, steps, strict=True) if step]
+        ends = demand.completions * (weights.completion / 1e6)
+        return terms + [(v, -float(end)) for v, end in zip(opens, ends, strict=True) if end]
+
+    def _answer(
+        self, program: LinearProgram, indices: list[int], taken: list[pulp.LpVariable], *, any_cost: bool
+    ) -> Placement:
+        status = program.solve(whole=False)
+        if status != "optimal":
+            return Placement("infeasible" if status == "infeasible" else "limit")
+        duals = np.array([v.dj or 0.0 for v in taken])
+        bound = program.objective
+        if not (program.is_whole() and _are_whole(taken)):
+            status = program.solve(whole=True)
+            if status in ("infeasible", "limit"):
+                return Placement(status)
+        slack = program.objective - bound
+        chosen = tuple(k for k, v in zip(indices, taken, strict=True) if v.varValue > 0.5)
+        if any_cost:
+            return Placement(status, chosen, int(self._columns.costs[list(chosen)].sum()))
+        reduced = np.full(len(self._columns.groups), np.inf)
+        reduced[indices] = np.maximum(duals - slack, 0.0) * 1000
+        return Placement(status, chosen, int(self._columns.costs[list(chosen)].sum()), reduced)
+
+
+def _are_whole(variables: Iterable[pulp.LpVariable]) -> bool:
+    return all(min(v.varValue % 1, -v.varValue % 1) < WHOLE for v in variables)

@@ -1,0 +1,109 @@
+"""The integer solvers behind PuLP, set up so that an optimum is exact and reproducible.
+
+HiGHS is the default: it runs in this process, so that one step of 32 prompts costs milliseconds, and it returns the
+duals that prove ties. CBC starts a process for every solve; it is kept as a second opinion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from typing import Literal
+
+import highspy
+import pulp
+
+from flexfloor.config import SolverConfig
+from flexfloor.errors import PlanningError
+
+Status = Literal["optimal", "feasible", "infeasible", "limit"]
+"""`feasible`: stopped at the time limit with a solution; `limit`: stopped without one."""
+
+Terms = list[tuple[pulp.LpVariable, float]]
+
+WHOLE = 1e-6
+"""A value this near to an integer is that integer."""
+
+
+class LinearProgram:
+    """One minimisation, built row by row.
+
+    Args:
+        config: which solver, and its limits.
+    """
+
+    def __init__(self, config: SolverConfig) -> None:
+        self._config = config
+        self._problem = pulp.LpProblem("step", pulp.LpMinimize)
+        self._integers: list[pulp.LpVariable] = []
+        self._variables = 0
+
+    def variable(self, low: float, high: float | None, *, integer: bool = False) -> pulp.LpVariable:
+        """A new variable; integer ones are relaxed until `solve` is asked for whole numbers."""
+        self._variables += 1
+        variable = pulp.LpVariable(f"v{self._variables}", low, high)
+        if integer:
+            self._integers.append(variable)
+        return variable
+
+    def row(self, terms: Terms, sense: Literal["=", "<=", ">="], value: float) -> None:
+        """Adds a constraint."""
+        code = {"=": pulp.LpConstraintEQ, "<=": pulp.LpConstraintLE, ">=": pulp.LpConstraintGE}[sense]
+        self._problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), code, rhs=value))
+
+    def minimise(self, terms: Terms) -> None:
+        """Sets the objective."""
+        self._problem.setObjective(pulp.LpAffineExpression(terms))
+
+    def solve(self, *, whole: bool) -> Status:
+        """Solves the relaxation, or the problem in whole numbers.
+
+        Raises:
+            PlanningError: the solver is missing or failed.
+        """
+        for variable in self._integers:
+            variable.cat = pulp.LpInteger if whole else pulp.LpContinuous
+        limit = self._config.time_limit_s
+        if self._config.name == "highs":
+            _say_hello_to_nobody()
+            solver = pulp.HiGHS(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
+        else:
+            solver = pulp.PULP_CBC_CMD(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
+        try:
+            self._problem.solve(solver)
+        except pulp.PulpSolverError as error:
+            raise PlanningError(f"solver '{self._config.name}' failed: {error}") from error
+        if self._problem.status in (pulp.LpStatusInfeasible, pulp.LpStatusUndefined):
+            return "infeasible"
+        if self._problem.sol_status == pulp.LpSolutionOptimal:
+            return "optimal"
+        if whole and self._problem.sol_status == pulp.LpSolutionIntegerFeasible and self.is_whole():
+            return "feasible"
+        return "limit"
+
+    @property
+    def objective(self) -> float:
+        """Objective value of the last solve."""
+        return float(self._problem.objective.value() or 0.0)
+
+    def is_whole(self) -> bool:
+        """Whether the last solution is whole in all integer variables."""
+        return all(abs(v.varValue - round(v.varValue)) < WHOLE for v in self._integers)
+
+
+@functools.cache
+def _say_hello_to_nobody() -> None:
+    """Lets HiGHS print the banner of its first use where nobody reads it: standard output belongs to the caller."""
+    sys.stdout.flush()
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123 (a device, not a path)
+        kept = os.dup(1)
+        try:
+            os.dup2(nowhere.fileno(), 1)
+            highspy.Highs()
+            ctypes.CDLL(None).fflush(None)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
