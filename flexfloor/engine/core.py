@@ -1,0 +1,308 @@
+"""The engine-core hook: vLLM's stock DPEngineCoreProc, with the DP sync point as the place where ranks agree.
+
+General plugins are loaded inside ``EngineCore.__init__``, after the class was chosen, so methods
+are replaced on the class. Each replaced method calls the original unless a plan is in force.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flexfloor.elastic.board import Board
+from flexfloor.elastic.faults import FaultPlan
+from flexfloor.elastic.placement import Placement
+from flexfloor.elastic.session import Local, Session, Step
+from flexfloor.elastic.states import Phase
+from flexfloor.elastic.ticket import Ticket
+from flexfloor.elastic.vector import Row, decode, encode
+from flexfloor.engine import lifetime
+from flexfloor.engine.settings import EngineSettings
+from flexfloor.engine.worker import EXTENSION
+from flexfloor.events import EventWriter
+
+GATE_PAUSE_S = 0.001
+
+
+class RpcWorker:
+    """The worker of this engine core, called through its executor."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def call(self, method: str, *args: Any) -> Any:
+        """One method of the worker's ElasticWorld."""
+        return self._executor.collective_rpc("flexfloor_call", args=(method, *args))[0]
+
+    def prepare(self, ticket: Ticket) -> None:
+        self.call("prepare", ticket)
+
+    def stage(self, ticket: Ticket) -> dict[str, float]:
+        return self.call("stage", ticket)
+
+    def switch(self, ticket: Ticket) -> None:
+        self.call("switch", ticket)
+
+    def capture(self, ticket: Ticket) -> dict[str, Any]:
+        return self.call("capture", ticket)
+
+    def trial(self, ticket: Ticket) -> None:
+        self.call("trial", ticket)
+
+    def undo(self, ticket: Ticket) -> None:
+        self.call("undo", ticket)
+
+    def confirm(self, ticket: Ticket) -> None:
+        self.call("confirm", ticket)
+
+    def park(self) -> None:
+        self.call("park")
+
+    def park_report(self) -> dict[str, Any] | None:
+        return self.call("park_report")
+
+    def wake(self, ticket: Ticket) -> None:
+        self.call("wake", ticket)
+
+    def refill(self, ticket: Ticket) -> dict[str, float]:
+        return self.call("refill", ticket)
+
+    def switch_back(self, ticket: Ticket) -> None:
+        self.call("switch_back", ticket)
+
+
+class CoreWorker(RpcWorker):
+    """RpcWorker that also keeps the scheduler's prefix cache in step with the KV memory."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine.model_executor)
+        self._engine = engine
+
+    def park(self) -> None:
+        """KV contents go: no cached prefix may be found later."""
+        if not self._engine.scheduler.reset_prefix_cache():
+            raise RuntimeError("the prefix cache still holds blocks of running requests")
+        super().park()
+
+
+class ElasticCore:
+    """What FlexFloor adds to one engine core.
+
+    Args:
+        engine: the DPEngineCoreProc.
+        settings: the engine settings.
+    """
+
+    def __init__(self, engine: Any, settings: EngineSettings) -> None:
+        rank = int(engine.dp_rank)
+        self.engine, self.settings = engine, settings
+        self.worker = CoreWorker(engine)
+        self.facts: dict[str, Any] = self.worker.call("facts")
+        self.events = EventWriter(
+            Path(settings.events_dir) / f"rank-{rank}.jsonl", run=settings.run, rank=rank, replica=settings.replica
+        )
+        placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
+        self.session = Session(
+            rank,
+            placement,
+            self.worker,
+            self._exchange,
+            self._emit,
+            Board(settings.board, settings.world_size),
+            FaultPlan.of(settings.faults, rank),
+            deadline_s=settings.deadline_s,
+        )
+        self._dummy_steps, self._dummy_seconds = 0, 0.0
+        self._preempted: dict[str, int] = {}
+        lifetime.follow_parent()
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        t = fields.pop("t", None)
+        if event == "wake_end":
+            fields.setdefault("kv_tokens", self.kv_tokens())
+            fields.setdefault("floor", len(self.session.world.members))
+        self.events.emit(event, t=t, **fields)
+
+    def _exchange(self, row: Row) -> list[Row]:
+        size = self.settings.world_size
+        flat = torch.tensor(encode(row, self.session.rank, size), dtype=torch.int64)
+        dist.all_reduce(flat, group=self.engine.dp_group)
+        return decode(flat.tolist(), size)
+
+    def kv_tokens(self) -> int:
+        """Usable KV tokens of this rank."""
+        config = self.engine.vllm_config.cache_config
+        return int((config.num_gpu_blocks or 0) * config.block_size)
+
+    # -- hooks of the engine loop -------------------------------------------------------------
+
+    def sync(self, unfinished: bool) -> bool:
+        """The DP sync point; returns whether the engines keep running."""
+        engine, session = self.engine, self.session
+        engine.step_counter += 1
+        due = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
+        if not (session.every_iteration or due):
+            return True
+        if session.held:
+            time.sleep(GATE_PAUSE_S)
+        scheduler = engine.scheduler
+        had_step = session.step is not None
+        self._watch_preemptions()
+        outcome = session.sync(
+            Local(
+                unfinished=scheduler.get_num_unfinished_requests() if unfinished else 0,
+                kv_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                pause=engine.pending_pause,
+                busy=bool(engine.batch_queue),
+            )
+        )
+        if outcome.paused:
+            engine.ignore_start_dp_wave = True
+            engine.pending_pause = False
+        if had_step and session.step is None:
+            self._step_over()
+        return outcome.running
+
+    def may_step(self) -> bool:
+        """False while this rank is parked or held at the gate."""
+        return not self.session.idle
+
+    def dummy(self, run: Any) -> None:
+        """A dummy batch for the others' sake: counted and timed; none while parked or held."""
+        if not self.may_step():
+            return
+        began = time.perf_counter()
+        run()
+        self._dummy_steps += 1
+        self._dummy_seconds += time.perf_counter() - began
+
+    def arrived(self, request: Any) -> None:
+        """Count a request towards this rank's expected trajectories."""
+        if self.session.step is None:
+            return
+        params = getattr(request, "sampling_params", None)
+        extra = (getattr(params, "extra_args", None) or {}).get("flexfloor", {})
+        self.session.trajectories.arrive(str(extra.get("trajectory", request.request_id)), more=bool(extra.get("more")))
+
+    def _watch_preemptions(self) -> None:
+        for request in self.engine.scheduler.running + list(self.engine.scheduler.waiting):
+            count = getattr(request, "num_preemptions", 0)
+            if count > self._preempted.get(request.request_id, 0):
+                self._preempted[request.request_id] = count
+                self._emit(
+                    "preemption",
+                    request=request.request_id,
+                    recomputed_tokens=request.num_tokens - request.num_computed_tokens,
+                )
+
+    def _step_over(self) -> None:
+        self._emit("dummy_steps", count=self._dummy_steps, seconds=self._dummy_seconds)
+        self._dummy_steps, self._dummy_seconds = 0, 0.0
+        self._preempted.clear()
+
+    # -- utility calls (JSON in, JSON out) ------------------------------------------------------
+
+    def install(self, text: str) -> str:
+        """Install one step; returns this rank's acknowledgement."""
+        values = json.loads(text)
+        step = Step(
+            digest=values["digest"],
+            epoch=values["epoch"],
+            step=values["step"],
+            ladder=tuple(values["ladder"]),
+            expected=values["expected"][self.session.rank],
+            rank_order=tuple(values["rank_order"]),
+            gate=values.get("gate", True),
+            auto_close=values.get("auto_close", True),
+            end=values.get("end", "full"),
+        )
+        self.events.set_step(values["epoch"], values["step"], values.get("seed"))
+        self.session.install(step)
+        return json.dumps({**self.session.status(), "digest": step.digest, "kv_tokens": self.kv_tokens()})
+
+    def call(self, name: str, text: str) -> str:
+        """One of the session's calls by name."""
+        session, values = self.session, json.loads(text)
+        if name == "status":
+            return json.dumps({**session.status(), "facts": self.facts, "kv_tokens": self.kv_tokens()})
+        if name == "withdraw":
+            session.withdraw()
+        elif name == "close":
+            session.trajectories.close()
+        elif name == "close_trajectory":
+            session.trajectories.close_trajectory(values["trajectory"])
+        elif name == "revise":
+            session.trajectories.revise(values["delta"])
+        elif name == "restore":
+            session.request_restore()
+        elif name == "wake_all":
+            session.wake_all()
+        elif name == "loaded":
+            session.loaded()
+        else:
+            raise ValueError(f"unknown call '{name}'")
+        return json.dumps(session.status())
+
+
+def elastic_of(engine: Any) -> ElasticCore | None:
+    """The FlexFloor part of an engine core, None for engines that do not use it."""
+    return engine.__dict__.get("_flexfloor")
+
+
+def patch() -> None:
+    """Replace the five methods named in :mod:`flexfloor.engine.upstream` and add two utilities."""
+    from vllm.v1.engine.core import DPEngineCoreProc
+
+    run_busy_loop = DPEngineCoreProc.run_busy_loop
+    has_global = DPEngineCoreProc._has_global_unfinished_reqs
+    engine_step = DPEngineCoreProc._process_engine_step
+    dummy_batch = DPEngineCoreProc.execute_dummy_batch
+    add_request = DPEngineCoreProc.add_request
+
+    def _run_busy_loop(self: Any) -> Any:
+        settings = EngineSettings.from_env()
+        if settings is not None and self.vllm_config.parallel_config.worker_extension_cls == EXTENSION:
+            self.__dict__["_flexfloor"] = ElasticCore(self, settings)
+        return run_busy_loop(self)
+
+    def _has_global_unfinished_reqs(self: Any, local_unfinished: bool) -> bool:
+        elastic = elastic_of(self)
+        return has_global(self, local_unfinished) if elastic is None else elastic.sync(local_unfinished)
+
+    def _process_engine_step(self: Any) -> bool:
+        elastic = elastic_of(self)
+        if elastic is not None and not elastic.may_step():
+            return False
+        return engine_step(self)
+
+    def execute_dummy_batch(self: Any) -> None:
+        elastic = elastic_of(self)
+        if elastic is None:
+            dummy_batch(self)
+        else:
+            elastic.dummy(lambda: dummy_batch(self))
+
+    def _add_request(self: Any, request: Any, request_wave: int = 0) -> None:
+        elastic = elastic_of(self)
+        if elastic is not None:
+            elastic.arrived(request)
+        add_request(self, request, request_wave)
+
+    def flexfloor_install(self: Any, text: str) -> str:
+        return self.__dict__["_flexfloor"].install(text)
+
+    def flexfloor_call(self: Any, name: str, text: str) -> str:
+        return self.__dict__["_flexfloor"].call(name, text)
+
+    DPEngineCoreProc.run_busy_loop = _run_busy_loop
+    DPEngineCoreProc._has_global_unfinished_reqs = _has_global_unfinished_reqs
+    DPEngineCoreProc._process_engine_step = _process_engine_step
+    DPEngineCoreProc.execute_dummy_batch = execute_dummy_batch
+    DPEngineCoreProc.add_request = _add_request
+    DPEngineCoreProc.flexfloor_install = flexfloor_install
+    DPEngineCoreProc.flexfloor_call = flexfloor_call

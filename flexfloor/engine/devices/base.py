@@ -1,0 +1,119 @@
+"""The contract between core code and a device: what a device module must answer.
+
+Core code never asks which device it is on. Everything that differs goes through here:
+process groups, row transfer, graph capture and audit, giving memory back, KV size, limits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Store
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a device can and cannot do; the planner and the checks read it.
+
+    Attributes:
+        graphs: decode graphs are captured.
+        kv_resize: KV can be sized anew between steps.
+        unmap_rows: expert rows a step does not need can be given to KV.
+        refused_options: option -> why it cannot work here.
+    """
+
+    graphs: bool
+    kv_resize: bool
+    unmap_rows: bool
+    refused_options: dict[str, str]
+
+
+@dataclass
+class Group:
+    """The process groups of one survivor set on this rank.
+
+    Attributes:
+        ranks: global ranks, ascending.
+        cpu: group for small tensors on the host.
+        device: group for tensors on the device.
+        communicator: vLLM's device communicator of the EP coordinator (None for one rank).
+        dp_communicator: the DP coordinator's (None for one rank).
+    """
+
+    ranks: tuple[int, ...]
+    cpu: ProcessGroup
+    device: ProcessGroup
+    communicator: Any = None
+    dp_communicator: Any = None
+
+
+class Device(ABC):
+    """One platform."""
+
+    name: str
+
+    @abstractmethod
+    def limits(self) -> Limits:
+        """What the device can do."""
+
+    @abstractmethod
+    def patch(self, combine: str) -> None:
+        """Apply what the platform lacks (before the model is loaded, once a process)."""
+
+    @abstractmethod
+    def make_group(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
+        """Process groups over ``ranks`` (this rank among them); joint over ``ranks`` only.
+
+        Args:
+            name: a name that all of ``ranks`` agree on and that was never used before.
+            ranks: global ranks, ascending.
+            store: the rendezvous store of the default group.
+            timeout_s: how long to wait for the others.
+        """
+
+    @abstractmethod
+    def make_channel(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
+        """A group for :meth:`transfer` only: no communicators of vLLM's; joint over ``ranks``."""
+
+    @abstractmethod
+    def destroy_group(self, group: Group) -> None:
+        """Free a group that is no longer used; may run off the core loop."""
+
+    @abstractmethod
+    def set_deadline(self, group: Group, seconds: float) -> None:
+        """How long an operation of ``group`` may wait from now on."""
+
+    @abstractmethod
+    def transfer(
+        self,
+        sends: dict[int, list[torch.Tensor]],
+        receives: dict[int, list[torch.Tensor]],
+        channel: ProcessGroup,
+        deadline_s: float,
+    ) -> int:
+        """Copy tensors between ranks: to and from each peer in list order. Returns bytes received."""
+
+    @abstractmethod
+    def capture(self, runner: Any) -> dict[str, Any]:
+        """Make decode graphs ready for the current world; {} where there are none."""
+
+    @abstractmethod
+    def audit(self) -> dict[str, int]:
+        """Decode steps since the last call: {"full": n, "eager": n}."""
+
+    @abstractmethod
+    def release(self, tensors: Sequence[torch.Tensor]) -> int:
+        """Give the memory behind ``tensors`` back; returns bytes that really went."""
+
+    @abstractmethod
+    def reclaim(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Back the tensors given to :meth:`release` with memory again, contents undefined."""
+
+    @abstractmethod
+    def memory_used(self) -> int:
+        """Bytes this process holds on the device now."""

@@ -1,0 +1,68 @@
+"""The expert rows of all MoE layers of one rank: find them, map them, move them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexfloor.elastic.placement import Move
+from flexfloor.errors import RefusedError
+
+ROW_PARAMETERS = ("w13_weight", "w2_weight")
+
+
+class ExpertRows:
+    """Weights and maps of the MoE layers.
+
+    Args:
+        model: the loaded model.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from vllm.utils import is_moe_layer
+
+        self.layers: list[Any] = [module for module in model.modules() if is_moe_layer(module)]
+        if not self.layers:
+            raise RefusedError("the model has no MoE layers", remedy="elastic EP needs a mixture-of-experts model")
+        config = self.layers[0].moe_config
+        self.experts = int(config.num_experts)
+        self.capacity = int(self._weights(self.layers[0])[0].shape[0])
+        for layer in self.layers:
+            extra = [n for n, p in layer.routed_experts.named_parameters() if n not in ROW_PARAMETERS]
+            if extra:
+                raise RefusedError(
+                    f"expert parameters {extra} are not supported", remedy="use an unquantised MoE without biases"
+                )
+
+    @staticmethod
+    def _weights(layer: Any) -> list[torch.nn.Parameter]:
+        return [getattr(layer.routed_experts, name) for name in ROW_PARAMETERS]
+
+    def row(self, index: int) -> list[torch.Tensor]:
+        """Views of one row in every layer, in a fixed order."""
+        return [weight.data[index] for layer in self.layers for weight in self._weights(layer)]
+
+    def row_bytes(self) -> int:
+        """Bytes of one expert over all layers."""
+        return sum(t.numel() * t.element_size() for t in self.row(0))
+
+    def traffic(self, moves: Sequence[Move], rank: int) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+        """(sends, receives) of ``rank``: peer -> tensors, in the order both sides use."""
+        sends: dict[int, list[Any]] = {}
+        receives: dict[int, list[Any]] = {}
+        for move in sorted(moves):
+            if move.source == move.target:
+                continue
+            if move.source == rank:
+                sends.setdefault(move.target, []).extend(self.row(move.source_row))
+            elif move.target == rank:
+                receives.setdefault(move.source, []).extend(self.row(move.target_row))
+        return sends, receives
+
+    def poison(self, rows: Sequence[int]) -> None:
+        """Fill rows with NaN, so that a read of one shows."""
+        for index in rows:
+            for tensor in self.row(index):
+                tensor.fill_(float("nan"))

@@ -1,0 +1,119 @@
+"""Weights and KV of one rank: release them off the core loop, and take them back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexfloor.engine.devices.base import Device
+from flexfloor.errors import ProtocolError, TransitionError
+
+
+def storages_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor a distinct, non-empty storage."""
+    seen: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if tensor.numel():
+            seen.setdefault(storage._cdata, tensor)
+    return list(seen.values())
+
+
+class Memory:
+    """What a parked rank gives back.
+
+    Args:
+        device: the device module.
+        model: the loaded model.
+        runner: vLLM's model runner (owner of the KV tensors).
+        poison: fill with NaN before release and after reclaim (tests).
+    """
+
+    def __init__(self, device: Device, model: torch.nn.Module, runner: Any, *, poison: bool) -> None:
+        self._device, self._poison = device, poison
+        self._model, self._runner = model, runner
+        self._thread: threading.Thread | None = None
+        self._report: dict[str, Any] | None = None
+        self.released = False
+
+    def weights(self) -> list[torch.Tensor]:
+        """Parameters that hold memory, in an order equal on all ranks."""
+        return storages_of([p.data for _, p in sorted(self._model.named_parameters())])
+
+    def kv(self) -> list[torch.Tensor]:
+        """The KV cache tensors."""
+        return storages_of(list(self._runner.kv_caches))
+
+    def start_release(self) -> None:
+        """Begin to release weights and KV in a thread of its own; idempotent."""
+        if self.released or self._thread is not None:
+            return
+        self._report = None
+        self._thread = threading.Thread(target=self._release, name="flexfloor-release", daemon=True)
+        self._thread.start()
+
+    def _release(self) -> None:
+        try:
+            started = time.time()
+            before = self._device.memory_used()
+            tensors = [*self.weights(), *self.kv()]
+            if self._poison:
+                for tensor in tensors:
+                    fill_nan(tensor)
+            freed = self._device.release(tensors)
+            after = self._device.memory_used()
+            self._report = {
+                "released_bytes": freed,
+                "process_bytes_before": before,
+                "process_bytes_after": after,
+                "start": started,
+                "end": time.time(),
+            }
+        except Exception as error:  # noqa: BLE001 - reported at the next sync point
+            self._report = {"error": f"{type(error).__name__}: {error}"}
+
+    def report(self) -> dict[str, Any] | None:
+        """The release's result once it is done, else None."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        self._thread.join()
+        self._thread = None
+        self.released = self._report is not None and "error" not in self._report
+        return self._report
+
+    def reclaim(self) -> None:
+        """Memory for weights (undefined, or NaN in tests) and KV (zero); idempotent."""
+        if self._thread is not None:
+            raise ProtocolError("memory is still being released")
+        if not self.released:
+            return
+        weights, kv = self._collect()
+        self._device.reclaim([*weights, *kv])
+        for tensor in weights:
+            if self._poison:
+                fill_nan(tensor)
+        for tensor in kv:
+            tensor.untyped_storage().fill_(0) if tensor.device.type == "cpu" else tensor.zero_()
+        self.released = False
+
+    def _collect(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return self.weights(), self.kv()
+
+
+def fill_nan(tensor: torch.Tensor) -> None:
+    """NaN into a floating tensor."""
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+
+
+def within(seconds: float, done: Callable[[], bool], rank: int, phase: str) -> None:
+    """Wait until ``done``; TransitionError that names rank and phase after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            raise TransitionError(rank, phase, f"not done within {seconds} s")
+        time.sleep(0.001)

@@ -1,0 +1,119 @@
+"""Every private symbol of vLLM and torch that FlexFloor patches or relies on.
+
+``check()`` runs when the plugin is loaded; it imports each symbol and compares its
+parameters, so that another version is refused at start with the symbol's name instead of
+failing in a rollout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import NamedTuple
+
+from flexfloor.errors import UpstreamChanged
+
+VLLM_TESTED = ("0.30.0",)
+TORCH_TESTED = "2.11 to 2.13"
+
+
+class Symbol(NamedTuple):
+    """One symbol, the parameters we count on, and why we need it."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    why: str
+
+
+_CORE = "vllm.v1.engine.core"
+_MOE = "vllm.model_executor.layers.fused_moe"
+_STATE = "vllm.distributed.parallel_state"
+
+COMMON: tuple[Symbol, ...] = (
+    Symbol(_CORE, "DPEngineCoreProc.run_busy_loop", ("self",), "patched: builds the session after start-up"),
+    Symbol(
+        _CORE,
+        "DPEngineCoreProc._has_global_unfinished_reqs",
+        ("self", "local_unfinished"),
+        "patched: the DP sync point is where ranks agree",
+    ),
+    Symbol(_CORE, "EngineCore.execute_dummy_batch", ("self",), "patched: counted; parked ranks run none"),
+    Symbol(_CORE, "EngineCoreProc._process_engine_step", ("self",), "patched: parked and held ranks do not step"),
+    Symbol(_CORE, "DPEngineCoreProc.add_request", ("self", "request", "request_wave"), "patched: counts arrivals"),
+    Symbol("vllm.v1.engine.core_client", "AsyncMPClient._call_utility_async", ("self", "method", "args", "engine"),
+           "called: one utility call an engine"),
+    Symbol(_STATE, "GroupCoordinator.__init__", ("self", "group_ranks", "local_rank", "torch_distributed_backend",
+           "use_device_communicator", "use_message_queue_broadcaster", "group_name", "use_all2all"),
+           "its fields are swapped in place"),
+    Symbol(_STATE, "get_dp_group", (), "read: the live DP coordinator"),
+    Symbol(_STATE, "get_ep_group", (), "read: the live EP coordinator"),
+    Symbol(f"{_MOE}.config", "FusedMoEParallelConfig.make", ("tp_size_", "pcp_size_", "dp_size_", "sp_size_",
+           "vllm_parallel_config"), "called: the smaller world's MoE configuration"),
+    Symbol(f"{_MOE}.all2all_utils", "maybe_make_prepare_finalize", ("moe", "quant_config", "routing_tables",
+           "allow_new_interface"), "called: dispatch and combine of the smaller world"),
+    Symbol(f"{_MOE}.modular_kernel", "FusedMoEKernelModularImpl.__init__", ("self", "prepare_finalize",
+           "fused_experts"), "its fields are swapped in place"),
+    Symbol(f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.create_weights", ("self", "layer",
+           "num_experts", "hidden_size", "intermediate_size_per_partition", "params_dtype"),
+           "patched: spare expert rows are allocated with the weights"),
+    Symbol("vllm.utils", "is_moe_layer", ("module",), "called: finds the MoE layers"),
+    Symbol("torch.distributed.distributed_c10d", "_new_process_group_helper", ("group_size", "group_rank",
+           "global_ranks_in_group", "backend", "store", "group_name", "backend_options", "timeout"),
+           "called: groups of some ranks under a name all of them agree on"),
+    Symbol("torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout", "group"),
+           "called: a short deadline for the trial step"),
+)
+
+CPU: tuple[Symbol, ...] = (
+    Symbol("vllm.distributed.device_communicators.base_device_communicator", "DeviceCommunicatorBase.all_gatherv",
+           ("self", "input_", "dim", "sizes"), "patched on CpuCommunicator: not implemented there"),
+    Symbol("vllm.distributed.device_communicators.base_device_communicator", "DeviceCommunicatorBase.reduce_scatterv",
+           ("self", "input_", "dim", "sizes"), "patched on CpuCommunicator: not implemented there"),
+    Symbol(f"{_MOE}.experts.cpu_moe", "CPUUnquantizedExperts.apply", ("self", "output", "hidden_states", "w1", "w2",
+           "topk_weights", "topk_ids", "activation", "global_num_experts", "expert_map", "a1q_scale", "a2_scale",
+           "workspace13", "workspace2", "expert_tokens_meta", "apply_router_weight_on_input"),
+           "patched: ignores expert_map and reads out of range"),
+    Symbol(f"{_MOE}.experts.cpu_moe", "CPUUnquantizedExperts.workspace_shapes", ("self", "M", "N", "K", "topk",
+           "global_num_experts", "local_num_experts", "expert_tokens_meta", "activation"),
+           "patched in verification mode: one output row a top-k slot"),
+    Symbol("vllm._custom_ops", "cpu_fused_moe", ("out", "input", "w13", "w2", "w13_bias", "w2_bias",
+           "topk_weights", "topk_ids", "act", "isa", "skip_weighted"), "called: the expert kernel"),
+)
+
+COMBINE: tuple[Symbol, ...] = tuple(
+    Symbol(f"{_MOE}.prepare_finalize.{module}", f"{name}.finalize", ("self", "output", "fused_expert_output",
+           "topk_weights", "topk_ids", "apply_router_weight_on_input", "weight_and_reduce_impl"),
+           "patched in verification mode: slots are summed in a fixed order")
+    for module, name in (
+        ("naive_dp_ep", "MoEPrepareAndFinalizeNaiveDPEPModular"),
+        ("no_dp_ep", "MoEPrepareAndFinalizeNoDPEPModular"),
+    )
+)
+
+
+def check(symbols: tuple[Symbol, ...]) -> None:
+    """Raise UpstreamChanged for the first symbol that is missing or has other parameters."""
+    for symbol in symbols:
+        package = symbol.module.split(".")[0]
+        tested = TORCH_TESTED if package == "torch" else ", ".join(VLLM_TESTED)
+        where = f"{symbol.module}.{symbol.name}"
+        try:
+            found = importlib.import_module(symbol.module)
+            for part in symbol.name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise UpstreamChanged(package, where, f"is gone (it was {symbol.why})", tested) from error
+        parameters = tuple(inspect.signature(inspect.unwrap(found)).parameters)
+        missing = [name for name in symbol.parameters if name not in parameters]
+        if missing:
+            raise UpstreamChanged(package, where, f"lost the parameters {missing} (it is {symbol.why})", tested)
+
+
+def check_version() -> None:
+    """Refuse a vLLM whose engine core was not tested."""
+    import vllm
+
+    base = vllm.__version__.split("+")[0]
+    if base not in VLLM_TESTED:
+        raise UpstreamChanged("vllm", f"version {vllm.__version__}", "was not tested", ", ".join(VLLM_TESTED))

@@ -1,0 +1,289 @@
+"""The worker side of a transition on a live vLLM worker.
+
+Order of a switch (measured on vLLM 0.30): coordinators, DP size and rank, expert maps, MoE
+parallel configuration, dispatch/combine objects. Scheduler, KV cache, block tables and
+sampler are never touched.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flexfloor.elastic.ticket import Ticket
+from flexfloor.engine.devices.base import Device, Group
+from flexfloor.engine.experts import ExpertRows
+from flexfloor.engine.groups import Groups, coordinator_fields, fields_of, put
+from flexfloor.engine.memory import Memory
+from flexfloor.engine.settings import EngineSettings
+from flexfloor.errors import ProtocolError
+
+
+@dataclass
+class Topology:
+    """Everything a switch changes, as it stood at one moment."""
+
+    dp: dict[str, Any]
+    ep: dict[str, Any]
+    size: int
+    rank: int
+    expert_map: torch.Tensor
+    local_experts: int
+    parallel: Any
+    kernels: list[Any]
+
+
+class ElasticWorld:
+    """Carries tickets out on one worker (see :class:`flexfloor.elastic.ticket.Worker`).
+
+    Args:
+        worker: the vLLM worker (with the extension mixed in).
+        device: the device module.
+        settings: the engine settings.
+    """
+
+    def __init__(self, worker: Any, device: Device, settings: EngineSettings) -> None:
+        from vllm.distributed import get_dp_group, get_ep_group
+
+        self._worker, self._device, self._settings = worker, device, settings
+        self._runner = worker.model_runner
+        self._config = worker.vllm_config
+        self._dp, self._ep = get_dp_group(), get_ep_group()
+        self.rank = int(self._dp.rank_in_group)
+        self.experts = ExpertRows(self._runner.get_model())
+        self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
+        self._groups = Groups(
+            device, dist.get_rank(), settings.world_size, settings.keep_groups, f"flexfloor{settings.replica}"
+        )
+        self._full = self._topology()
+        self._before: Topology | None = None
+        self._next: Group | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What the engine core needs to know about its worker."""
+        limits = self._device.limits()
+        return {
+            "rank": self.rank,
+            "experts": self.experts.experts,
+            "capacity": self.experts.capacity,
+            "row_bytes": self.experts.row_bytes(),
+            "kv_resize": limits.kv_resize,
+            "graphs": limits.graphs,
+            "weight_bytes": sum(t.untyped_storage().nbytes() for t in self.memory.weights()),
+            "kv_bytes": sum(t.untyped_storage().nbytes() for t in self.memory.kv()),
+            "memory_used": self._device.memory_used(),
+        }
+
+    # -- phases of a shrink ----------------------------------------------------------------
+
+    def prepare(self, ticket: Ticket) -> None:
+        """Check that the rows to fill are free and within capacity."""
+        if self.memory.released and self.rank in ticket.before:
+            raise ProtocolError(f"rank {self.rank} is a member without memory")
+        for move in ticket.moves:
+            if move.target == self.rank and move.target_row >= self.experts.capacity:
+                raise ProtocolError(f"row {move.target_row} of rank {self.rank} does not exist")
+
+    def stage(self, ticket: Ticket) -> dict[str, float]:
+        """Rows into inactive rows of survivors, then the survivors' groups."""
+        from vllm.config import set_current_vllm_config
+
+        began = time.perf_counter()
+        channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
+        opened = time.perf_counter()
+        sends, receives = self.experts.traffic(ticket.moves, self.rank)
+        moved = self._device.transfer(sends, receives, channel.device, ticket.deadline_s)
+        arrived = time.perf_counter()
+        if self.rank in ticket.after:
+            with set_current_vllm_config(self._config):
+                self._next = self._groups.obtain(ticket.after, ticket.serial, channel, ticket.deadline_s)
+        return {
+            "channel": opened - began,
+            "move": arrived - opened,
+            "groups": time.perf_counter() - arrived,
+            "received_bytes": moved,
+            "moved_bytes": len(ticket.moves) * self.experts.row_bytes(),
+        }
+
+    def switch(self, ticket: Ticket) -> None:
+        """Point this survivor at the next world."""
+        if self.rank not in ticket.after:
+            return
+        if self._next is None or self._next.ranks != ticket.after:
+            raise ProtocolError("the groups of the next world were not staged")
+        self._before = self._topology()
+        group, rank = self._next, dist.get_rank()
+        put(self._dp, coordinator_fields(group, rank, group.dp_communicator))
+        put(self._ep, coordinator_fields(group, rank, group.communicator))
+        self._set_dp(len(ticket.after), ticket.after.index(self.rank))
+        self._set_map(torch.tensor(ticket.maps[self.rank], dtype=torch.int32))
+        self._rebuild_kernels(len(ticket.after))
+
+    def capture(self, ticket: Ticket) -> dict[str, Any]:
+        """Decode graphs of the next world."""
+        return self._device.capture(self._runner) if self.rank in ticket.after else {}
+
+    def trial(self, ticket: Ticket) -> None:
+        """One dummy step among the survivors under the ticket's deadline."""
+        if self.rank not in ticket.after or not self._settings.trial_step:
+            return
+        if self._next is None:
+            raise ProtocolError("no next world to try")
+        self._device.set_deadline(self._next, ticket.deadline_s)
+        self._worker.execute_dummy_batch()
+        self._device.set_deadline(self._next, STEP_DEADLINE_S)
+
+    def undo(self, ticket: Ticket) -> None:
+        """Back to the topology before; groups of the failed world are not reused."""
+        if self._before is not None:
+            self._apply(self._before)
+        if self._next is not None:
+            self._groups.drop(self._next.ranks)
+        self._before = self._next = None
+        if ticket.woken and self.rank in ticket.woken:
+            self.memory.start_release()
+
+    def confirm(self, ticket: Ticket) -> None:
+        """The next world stands."""
+        self._before = self._next = None
+
+    def park(self) -> None:
+        """Start giving memory back."""
+        self.memory.start_release()
+
+    def park_report(self) -> dict[str, Any] | None:
+        """See :meth:`flexfloor.engine.memory.Memory.report`."""
+        return self.memory.report()
+
+    # -- phases of a restore -----------------------------------------------------------------
+
+    def wake(self, ticket: Ticket) -> None:
+        """Memory back on the ranks that gave it away."""
+        if self.rank in ticket.woken:
+            self.memory.reclaim()
+
+    def refill(self, ticket: Ticket) -> dict[str, float]:
+        """Whole weights from a donor to each woken rank, then the expert rows of the full world."""
+        began = time.perf_counter()
+        channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
+        sends: dict[int, list[Any]] = {}
+        receives: dict[int, list[Any]] = {}
+        dense = self._dense()
+        for place, woken in enumerate(ticket.woken):
+            donor = ticket.before[place % len(ticket.before)]
+            if self.rank == donor:
+                sends.setdefault(woken, []).extend(dense)
+            elif self.rank == woken:
+                receives.setdefault(donor, []).extend(dense)
+        row_sends, row_receives = self.experts.traffic(ticket.moves, self.rank)
+        for peers, rows in ((sends, row_sends), (receives, row_receives)):
+            for peer, tensors in rows.items():
+                peers.setdefault(peer, []).extend(tensors)
+        moved = self._device.transfer(sends, receives, channel.device, ticket.deadline_s)
+        return {"move": time.perf_counter() - began, "received_bytes": moved}
+
+    def _dense(self) -> list[torch.Tensor]:
+        """Parameters every rank holds alike (all but the expert rows)."""
+        rows = {weight.untyped_storage()._cdata for weight in self._row_weights()}
+        return [t for t in self.memory.weights() if t.untyped_storage()._cdata not in rows]
+
+    def _row_weights(self) -> list[torch.Tensor]:
+        return [weight.data for layer in self.experts.layers for weight in self.experts._weights(layer)]
+
+    def switch_back(self, ticket: Ticket) -> None:
+        """Point this rank at the full world."""
+        self._before = self._topology()
+        self._apply(self._full)
+
+    # -- topology ------------------------------------------------------------------------------
+
+    def _topology(self) -> Topology:
+        layer = self.experts.layers[0]
+        return Topology(
+            dp=fields_of(self._dp),
+            ep=fields_of(self._ep),
+            size=self._config.parallel_config.data_parallel_size,
+            rank=self._config.parallel_config.data_parallel_rank,
+            expert_map=layer.routed_experts._expert_map.clone(),
+            local_experts=int(layer.routed_experts.local_num_experts),
+            parallel=layer.moe_config.moe_parallel_config,
+            kernels=[
+                (impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep) for impl in self._implementations()
+            ],
+        )
+
+    def _apply(self, topology: Topology) -> None:
+        put(self._dp, topology.dp)
+        put(self._ep, topology.ep)
+        self._set_dp(topology.size, topology.rank)
+        self._set_map(topology.expert_map)
+        for layer, kernel in zip(self.experts.layers, topology.kernels, strict=True):
+            self._set_parallel(layer, topology.parallel)
+            impl = layer._quant_method.moe_kernel.impl
+            impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep = kernel
+
+    def _implementations(self) -> list[Any]:
+        return [layer._quant_method.moe_kernel.impl for layer in self.experts.layers]
+
+    def _set_dp(self, size: int, rank: int) -> None:
+        """DP size and rank wherever the worker reads them (one object or copies of it)."""
+        owners = (self._config, self._worker, self._runner, getattr(self._runner, "vllm_config", None))
+        configs = {id(o.parallel_config): o.parallel_config for o in owners if hasattr(o, "parallel_config")}
+        for config in configs.values():
+            config.data_parallel_size = size
+            config.data_parallel_rank = rank
+
+    def _set_map(self, expert_map: torch.Tensor) -> None:
+        """Install the row of every expert in all layers, in place."""
+        local = int((expert_map >= 0).sum())
+        for layer in self.experts.layers:
+            experts = layer.routed_experts
+            experts._expert_map.copy_(expert_map)
+            experts.local_num_experts = local
+            layer.moe_config.num_local_experts = local
+            experts.expert_map_manager._expert_map = experts._expert_map
+            experts.expert_map_manager._local_num_experts = local
+
+    @staticmethod
+    def _set_parallel(layer: Any, parallel: Any) -> None:
+        """One shared configuration object: runner, experts and quantisation method read it."""
+        layer.moe_config.moe_parallel_config = parallel
+        layer.routed_experts.expert_map_manager.moe_parallel_config = parallel
+        shared = (
+            layer.routed_experts.moe_config,
+            layer._quant_method.moe,
+            layer._quant_method.moe_kernel.fused_experts.moe_config,
+        )
+        if any(config is not layer.moe_config for config in shared):
+            raise ProtocolError("vLLM no longer shares one FusedMoEConfig a layer")
+
+    def _rebuild_kernels(self, size: int) -> None:
+        """Dispatch and combine of a world of ``size``."""
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import get_pcp_group, get_tp_group
+        from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
+        from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
+
+        with set_current_vllm_config(self._config):
+            for layer in self.experts.layers:
+                parallel = FusedMoEParallelConfig.make(
+                    tp_size_=get_tp_group().world_size,
+                    pcp_size_=get_pcp_group().world_size,
+                    dp_size_=size,
+                    sp_size_=layer.moe_config.sp_size,
+                    vllm_parallel_config=self._config.parallel_config,
+                )
+                self._set_parallel(layer, parallel)
+                method, impl = layer._quant_method, layer._quant_method.moe_kernel.impl
+                impl.prepare_finalize = maybe_make_prepare_finalize(
+                    layer.moe_config, method.moe_quant_config, None, allow_new_interface=True
+                )
+                impl.moe_parallel_config = parallel
+                impl.is_dp_ep = parallel.dp_size > 1 and parallel.use_ep
+
+
+STEP_DEADLINE_S = 1800.0
