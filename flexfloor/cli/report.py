@@ -14,7 +14,10 @@ from flexfloor.ledger.report import report_json
 from flexfloor.ledger.run import load_run
 from flexfloor.ledger.table import report_table
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run: events*.jsonl or events/*.jsonl lie in it.")],
     baseline: Annotated[Path | None, typer.Option(help="Folder of the run to compare with.")] = None,

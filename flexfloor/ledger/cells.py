@@ -34,7 +34,7 @@ def figure_rows(totals: Totals) -> list[tuple[str, str, str]]:
         ("Efficiency E", "tokens/rank-s", f"{totals.efficiency.text(2)}{_sd(totals.efficiency_sd)}"),
         ("Response tokens W", "tokens", f"{totals.response_tokens:,}"),
         ("Rollout time T", "s", f"{totals.window_seconds:,.2f}"),
-        ("Occupied rank-time H", "rank-s", bounds.text(2)),
+        ("Occupied rank-time H", "rank-s", bounds.text(2 if bounds.lo < 1e4 else 1)),
         ("Mean occupied ranks", f"of {totals.ranks}", ranks.text(2)),
         ("Cost", "rank-s/1M tokens", totals.cost.scaled(1e6).text(1) if totals.cost else NONE),
         ("Responses", "", _count(responses)),

@@ -76,7 +76,9 @@ def timeline(entries: Sequence[StepEntry], span: float | None = None) -> go.Figu
         legend={"orientation": "h", "y": -44 / (_ROW * len(ranks)), "yanchor": "top", "x": 0, "xanchor": "left"},
     )
     figure.update_xaxes(title="rollout time, windows glued (s)", range=[0, span or end], showgrid=True, gridcolor=GRID)
-    figure.update_yaxes(categoryorder="array", categoryarray=ranks[::-1], range=[-0.6, len(ranks) - 0.4])
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=ranks[::-1], ticklabelstandoff=6, range=[-0.6, len(ranks) - 0.4]
+    )
     return figure
 
 
@@ -132,8 +134,16 @@ def _bars(
             x=[ledger.name for ledger in ledgers],
             y=values,
             marker_color=[RUN, BASELINE][: len(ledgers)],
-            error_y={"type": "data", "array": up, "arrayminus": down, "color": INK, "thickness": 1.2, "width": 5},
-            text=[f"{value:,.1f}" for value in values],
+            error_y={
+                "type": "data",
+                "array": up,
+                "arrayminus": down,
+                "color": INK,
+                "thickness": 1.2,
+                "width": 5,
+                "visible": any(up),
+            },
+            text=[f"{value:,.{1 if value >= 100 else 2}f}" for value in values],
             textposition="inside",
             insidetextanchor="middle",
             width=0.55,

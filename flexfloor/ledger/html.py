@@ -42,9 +42,10 @@ section { background:#fff; border:1px solid var(--line); border-radius:8px; padd
 .tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(210px,1fr)); gap:12px; margin:0 0 16px; }
 .tile { background:#fff; border:1px solid var(--line); border-radius:8px; padding:12px 16px; }
 .tile .name { color:var(--soft); font-size:12px; }
-.tile .value { font-size:16px; font-weight:600; color:var(--run); white-space:nowrap; }
+.tile .value { font-size:16px; font-weight:600; color:var(--run); }
 .tile .unit { color:var(--soft); font-size:12px; }
-.row { display:grid; grid-template-columns:repeat(auto-fit,minmax(300px,1fr)); gap:8px; }
+.row { display:grid; gap:8px; }
+@media (max-width:800px) { .row { grid-template-columns:minmax(0,1fr) !important; } }
 .scroll { overflow-x:auto; }
 table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; }
 th { text-align:left; color:var(--soft); font-weight:500; font-size:12px; }
@@ -59,8 +60,11 @@ details { margin:10px 0 0; } summary { cursor:pointer; color:var(--run); }
 
 
 SCRIPT = """
-document.querySelectorAll("details").forEach(fold => fold.addEventListener("toggle", () =>
-  fold.querySelectorAll(".plotly-graph-div").forEach(chart => Plotly.Plots.resize(chart))));
+const fit = part => part.querySelectorAll(".plotly-graph-div").forEach(chart => {
+  if (chart.offsetParent) Plotly.Plots.resize(chart);
+});
+document.querySelectorAll("details").forEach(fold => fold.addEventListener("toggle", () => fit(fold)));
+window.addEventListener("load", () => fit(document));
 """
 
 
@@ -132,7 +136,9 @@ def _timelines(run: RunLedger, baseline: RunLedger | None) -> str:
 
 def _charts(run: RunLedger, baseline: RunLedger | None) -> str:
     figures = [throughput_bars(run, baseline), efficiency_bars(run, baseline), length_histogram(run, baseline)]
-    return f'<div class="row">{"".join(f"<div>{_chart(figure)}</div>" for figure in figures if figure)}</div>'
+    drawn = [f"<div>{_chart(figure)}</div>" for figure in figures if figure]
+    columns = f"grid-template-columns:repeat({len(drawn)},minmax(0,1fr))"
+    return f'<div class="row" style="{columns}">{"".join(drawn)}</div>'
 
 
 def _figures(run: RunLedger, baseline: RunLedger | None, gains: Gains | None) -> str:

@@ -90,8 +90,13 @@ def rank_states(step: StepOccupancy, key: RankKey) -> list[tuple[str, float, flo
     for index, (at, state) in enumerate(marks):
         until = marks[index + 1][0] if index + 1 < len(marks) else end
         low, high = max(at, start), min(until, end)
-        if high > low:
-            states.append((FREE if any(a <= low and high <= b for a, b in free) else state, low, high))
+        if high <= low:
+            continue
+        name = FREE if any(a <= low and high <= b for a, b in free) else state
+        if states and states[-1][0] == name:
+            states[-1] = (name, states[-1][1], high)
+        else:
+            states.append((name, low, high))
     return states
 
 

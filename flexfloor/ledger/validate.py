@@ -65,12 +65,12 @@ def _one_release_per_detach(case: Case) -> Outcome:
     failures: list[str] = []
     seen = False
     cycles = _cycles(case.step)
-    for (key, cycle), (after, following) in zip(cycles, [*cycles[1:], (None, Cycle())], strict=True):
+    for index, (key, cycle) in enumerate(cycles):
         if cycle.detach is None:
             continue
         seen = True
         tags = [sleep.fields.get("tag") for sleep in cycle.sleeps]
-        slept_late = after == key and following.detach is None and following.sleeps
+        slept_late = any(k == key and c.detach is None and c.sleeps for k, c in cycles[index + 1 : index + 2])
         if not tags and not slept_late:
             failures.append(f"{key}: detach at {_at(case, cycle.detach)} has no sleep after it; charged")
         elif len(tags) > len(set(tags)):

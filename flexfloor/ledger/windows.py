@@ -127,11 +127,12 @@ def split_windows(events: Iterable[Event]) -> Windows:
     for event in ordered:
         by_key[StepKey(event.run, event.seed, event.epoch, event.step)].append(event)
     problems: list[str] = []
-    found = [
-        (key, spans)
-        for key, own in by_key.items()
-        for spans in _pair_windows(key, [e for e in own if e.event in ("rollout_start", "rollout_end")], problems)
-    ]
+    found: list[tuple[StepKey, list[_Span]]] = []
+    killed: dict[StepKey, list[float]] = {}
+    for key, own in by_key.items():
+        marks = [event for event in own if event.event in ("rollout_start", "rollout_end")]
+        spans, killed[key] = _pair_windows(key, marks, problems)
+        found += [(key, own_spans) for own_spans in spans]
     frames = [_Frame(key, min(s.start.t for s in spans), max(s.end.t for s in spans), spans) for key, spans in found]
     members: list[list[Event]] = [[] for _ in frames]
     for key, own in by_key.items():
@@ -141,7 +142,7 @@ def split_windows(events: Iterable[Event]) -> Windows:
                 problems.append(f"log: {key}: {len(own)} events but no rollout window of run {key.run!r}; left out")
             continue
         for event in own:
-            index = _window_of(event, frames, named)
+            index = _window_of(event, frames, named, killed.get(key, []))
             if index is not None:
                 members[index].append(event)
     steps = [_step(frame, tuple(in_order(own))) for frame, own in zip(frames, members, strict=True)]
@@ -162,39 +163,51 @@ def in_order(events: Iterable[Event]) -> list[Event]:
     return [item[-1] for item in sorted(keyed, key=lambda item: item[:-1])]
 
 
-def _pair_windows(key: StepKey, marks: list[Event], problems: list[str]) -> list[list[_Span]]:
+def _pair_windows(key: StepKey, marks: list[Event], problems: list[str]) -> tuple[list[list[_Span]], list[float]]:
+    """Windows of one step, each as the spans of its replicas or of its driver, and starts that have no end."""
     sources: dict[int | None, list[Event]] = defaultdict(list)
     for mark in marks:
         sources[mark.replica].append(mark)
     if {mark.event for mark in sources.get(None, [])} == {"rollout_start", "rollout_end"}:
         sources = {None: sources[None]}
-    paired = [_pair_source(key, own, problems) for _, own in sorted(sources.items(), key=lambda item: item[0] or 0)]
+    killed: list[float] = []
+    paired = [
+        _pair_source(key, sources[name], killed, problems) for name in sorted(sources, key=lambda name: name or 0)
+    ]
     rounds = max((len(spans) for spans in paired), default=0)
-    return [[spans[index] for spans in paired if index < len(spans)] for index in range(rounds)]
+    return [[spans[index] for spans in paired if index < len(spans)] for index in range(rounds)], killed
 
 
-def _pair_source(key: StepKey, marks: list[Event], problems: list[str]) -> list[_Span]:
+def _pair_source(key: StepKey, marks: list[Event], killed: list[float], problems: list[str]) -> list[_Span]:
     spans: list[_Span] = []
     opened: Event | None = None
     for mark in marks:
-        if mark.event == "rollout_start":
-            if opened is not None:
-                problems.append(f"log: {key}: rollout_start at {opened.t:g} has no rollout_end; left out")
-            opened = mark
-        elif opened is None:
-            problems.append(f"log: {key}: rollout_end at {mark.t:g} has no rollout_start before it; left out")
-        else:
+        if mark.event == "rollout_end" and opened is not None:
             spans.append(_Span(opened, mark))
             opened = None
+        elif mark.event == "rollout_end":
+            problems.append(f"log: {key}: rollout_end at {mark.t:g} has no rollout_start before it; left out")
+        else:
+            if opened is not None:
+                _leave_out(key, opened, killed, problems)
+            opened = mark
     if opened is not None:
-        problems.append(f"log: {key}: rollout_start at {opened.t:g} has no rollout_end (killed); left out")
+        _leave_out(key, opened, killed, problems)
     return spans
 
 
-def _window_of(event: Event, frames: list[_Frame], named: list[int]) -> int | None:
+def _leave_out(key: StepKey, start: Event, killed: list[float], problems: list[str]) -> None:
+    killed.append(start.t)
+    problems.append(f"log: {key}: rollout_start at {start.t:.3f} has no rollout_end (killed); left out")
+
+
+def _window_of(event: Event, frames: list[_Frame], named: list[int], killed: list[float]) -> int | None:
+    """The window of an event: the latest of its step that had begun; None for a rollout that was killed."""
     if named:
-        begun = [index for index in named if frames[index].start <= event.end]
-        return begun[-1] if begun else named[0]
+        begun = [(start, -1) for start in killed if start <= event.end]
+        begun += [(frames[index].start, index) for index in named if frames[index].start <= event.end]
+        index = max(begun)[1] if begun else named[0]
+        return index if index >= 0 else None
     holding = (i for i, f in enumerate(frames) if f.key.run == event.run and f.start <= event.t <= f.end)
     return next(holding, None)
 
