@@ -27,8 +27,6 @@ class Action(Enum):
     """The step is closed and nothing is unfinished: restore if needed, then disarm."""
     STOP = "stop"
     """Nothing is unfinished anywhere and no step is open: the wave ends."""
-    FAIL = "fail"
-    """A rank reported a fault that cannot be rolled back."""
 
 
 @dataclass
@@ -66,8 +64,7 @@ class Decision:
         target: size of the next world (SHRINK).
         busy: members with unfinished work (SHRINK).
         idle: members that are complete (SHRINK).
-        rank: the rank at fault (FAIL), or the one that asked (RESTORE).
-        phase: phase number at fault (FAIL).
+        rank: the rank that asked (RESTORE).
         paused: every rank has pause pending (vLLM's two-phase pause).
     """
 
@@ -77,7 +74,6 @@ class Decision:
     busy: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     rank: int = -1
-    phase: int = 0
     paused: bool = False
 
 
@@ -94,9 +90,6 @@ def decide(world: World, rows: Sequence[Row]) -> Decision:
     unfinished = any(row.unfinished for row in rows)
     paused = all(row.pause for row in rows)
     pausing = any(row.pause for row in rows)
-    for rank, row in enumerate(rows):
-        if row.fault:
-            return Decision(Action.FAIL, True, rank=rank, phase=row.fault)
     if not world.armed:
         if rows[0].digest and all(row.digest == rows[0].digest for row in rows):
             return Decision(Action.ARM, True, paused=paused)

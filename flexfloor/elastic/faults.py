@@ -19,7 +19,7 @@ from flexfloor.errors import FlexFloorError, InputError
 KINDS = ("raise", "kill", "exit", "hang")
 
 
-class InjectedFault(FlexFloorError):
+class InjectedFaultError(FlexFloorError):
     """Raised by a fault of kind ``raise``."""
 
 
@@ -71,7 +71,7 @@ class FaultPlan:
     @staticmethod
     def _strike(fault: Fault) -> None:
         if fault.kind == "raise":
-            raise InjectedFault(f"injected in {fault.phase.label}")
+            raise InjectedFaultError(f"injected in {fault.phase.label}")
         if fault.kind == "exit":
             os._exit(3)
         if fault.kind == "kill":

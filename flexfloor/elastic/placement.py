@@ -44,7 +44,7 @@ class Placement:
 
     @classmethod
     def linear(cls, experts: int, ranks: int, capacity: int) -> Placement:
-        """vLLM's own placement at load: rank r holds experts r*E/N .. (r+1)*E/N - 1."""
+        """VLLM's own placement at load: rank r holds experts r*E/N .. (r+1)*E/N - 1."""
         if experts % ranks:
             raise ProtocolError(f"{experts} experts do not divide over {ranks} ranks")
         per = experts // ranks
@@ -63,7 +63,7 @@ class Placement:
         )
 
     def home(self) -> dict[int, tuple[int, int]]:
-        """expert -> (rank, row) of its active row."""
+        """Expert -> (rank, row) of its active row."""
         return {e: (rank, row) for rank, rows in self.active.items() for row, e in rows.items()}
 
     def expert_map(self, rank: int) -> list[int]:
@@ -170,9 +170,7 @@ def shrink(placement: Placement, survivors: Sequence[int]) -> tuple[Placement, l
     return target, moves
 
 
-def _resident(
-    placement: Placement, target: Placement, homeless: Sequence[int], per: int
-) -> dict[int, tuple[int, int]]:
+def _resident(placement: Placement, target: Placement, homeless: Sequence[int], per: int) -> dict[int, tuple[int, int]]:
     """A maximum matching of homeless experts to inactive rows that already hold them."""
     options: dict[int, list[tuple[int, int]]] = {e: [] for e in homeless}
     for rank, active in target.active.items():
@@ -202,4 +200,29 @@ def restore(placement: Placement, base: Placement, awake: Iterable[int]) -> tupl
                 source, source_row = home[expert]
                 moves.append(Move(expert, source, source_row, rank, row))
                 target.copies[rank][row] = expert
+    return target, moves
+
+
+def refill(placement: Placement, base: Placement, sleepers: Sequence[int]) -> tuple[Placement, list[Move]]:
+    """Rows for ranks whose memory comes back, from any other rank that holds the same weights.
+
+    Raises:
+        ProtocolError: no other rank holds an expert any more.
+    """
+    where = {
+        expert: (rank, row)
+        for rank, rows in placement.copies.items()
+        if rank not in sleepers
+        for row, expert in rows.items()
+    }
+    target = placement.clone()
+    moves = []
+    for rank in sleepers:
+        target.copies[rank] = {}
+        for row, expert in base.active[rank].items():
+            if expert not in where:
+                raise ProtocolError(f"no awake rank holds expert {expert}: load weights instead of waking")
+            source, source_row = where[expert]
+            moves.append(Move(expert, source, source_row, rank, row))
+            target.copies[rank][row] = expert
     return target, moves

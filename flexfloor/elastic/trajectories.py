@@ -58,9 +58,7 @@ class Trajectories:
     def revise(self, delta: int) -> None:
         """Correct the expected count (rejected, aborted or extra trajectories)."""
         if self.expected + delta < self.received:
-            raise ProtocolError(
-                f"cannot revise by {delta}: {self.expected} expected, {self.received} already received"
-            )
+            raise ProtocolError(f"cannot revise by {delta}: {self.expected} expected, {self.received} already received")
         self.expected += delta
 
     def close(self) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Reason = str
-
 
 class Row(NamedTuple):
     """What one rank tells the others. All fields are integers; counts are of trajectories."""
@@ -28,8 +26,6 @@ class Row(NamedTuple):
     """1 when the step may end once everything is complete."""
     kv_free: int = 0
     """Free KV blocks."""
-    fault: int = 0
-    """Phase number of a fault that cannot be rolled back, else 0."""
     want_restore: int = 0
     """1 when this rank asks for the full world in mid-rollout."""
     pause: int = 0

@@ -29,7 +29,7 @@ def apply() -> None:
 
 
 def _sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
-    """output [M, K] <- sum over topk of slots [M, topk * K], in float32, slot 0 first."""
+    """Output [M, K] <- sum over topk of slots [M, topk * K], in float32, slot 0 first."""
     parts = slots.view(slots.shape[0], -1, output.shape[1]).float().unbind(1)
     total = parts[0]
     for part in parts[1:]:

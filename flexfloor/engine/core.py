@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.board import Board
 from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.placement import Placement
-from flexfloor.elastic.session import Local, Session, Step
-from flexfloor.elastic.states import Phase
+from flexfloor.elastic.session import Session
+from flexfloor.elastic.step import Local, Step
 from flexfloor.elastic.ticket import Ticket
 from flexfloor.elastic.vector import Row, decode, encode
 from flexfloor.engine import lifetime
@@ -107,16 +108,9 @@ class ElasticCore:
             Path(settings.events_dir) / f"rank-{rank}.jsonl", run=settings.run, rank=rank, replica=settings.replica
         )
         placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
-        self.session = Session(
-            rank,
-            placement,
-            self.worker,
-            self._exchange,
-            self._emit,
-            Board(settings.board, settings.world_size),
-            FaultPlan.of(settings.faults, rank),
-            deadline_s=settings.deadline_s,
-        )
+        board = Board(settings.board, settings.world_size)
+        ballot = Ballot(rank, self._exchange, self._emit, board, FaultPlan.of(settings.faults, rank))
+        self.session = Session(settings.world_size, placement, self.worker, ballot, deadline_s=settings.deadline_s)
         self._dummy_steps, self._dummy_seconds = 0, 0.0
         self._preempted: dict[str, int] = {}
         lifetime.follow_parent()
@@ -146,7 +140,7 @@ class ElasticCore:
         engine, session = self.engine, self.session
         engine.step_counter += 1
         due = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
-        if not (session.every_iteration or due):
+        if not (session.step is not None or due):
             return True
         if session.held:
             time.sleep(GATE_PAUSE_S)
