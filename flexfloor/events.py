@@ -76,7 +76,7 @@ class EventSpec(NamedTuple):
     optional: Mapping[str, str] = {}
 
 
-PARTS = ("agree", "prepare", "move", "switch", "capture", "first_step")
+PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
 _LASTED = {"duration": "span", "duration_res": "span"}
 
 EVENT_NAMES: Mapping[str, EventSpec] = {
@@ -87,8 +87,8 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
     "plan_installed": EventSpec({"ladder": "counts"}, {"expected": "expected"}),
     "generation_end": EventSpec(),
     "local_complete": EventSpec(),
-    # One a transition and replica. Where several ranks state the same commit, the ledger takes the longest of
-    # each part and the sum of moved_bytes: each rank states its own.
+    # One a transition and replica, with PARTS in seconds. Where several ranks state the same commit, the ledger takes
+    # the longest of each part and the sum of moved_bytes: each rank states its own.
     "stage_commit": EventSpec(
         {"from": "count", "to": "count"},
         {"stage": "count", "survivors": "counts", "moved_bytes": "count", **dict.fromkeys(PARTS, "span")},

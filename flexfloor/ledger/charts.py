@@ -70,10 +70,10 @@ def timeline(entries: Sequence[StepEntry], span: float | None = None) -> go.Figu
             middle = (frame.start + frame.end) / 2
             figure.add_annotation(x=middle, y=1, yref="paper", yanchor="bottom", text=short, showarrow=False)
     figure.update_layout(
-        **_layout(height=116 + _ROW * len(ranks), margin={"l": 70, "r": 16, "t": 26, "b": 66}),
+        **_layout(height=72 + _ROW * len(ranks), margin={"l": 70, "r": 16, "t": 26, "b": 44}),
         barmode="overlay",
         bargap=0.22,
-        legend={"orientation": "h", "y": -44 / (_ROW * len(ranks)), "yanchor": "top", "x": 0, "xanchor": "left"},
+        showlegend=False,
     )
     figure.update_xaxes(title="rollout time, windows glued (s)", range=[0, span or end], showgrid=True, gridcolor=GRID)
     figure.update_yaxes(

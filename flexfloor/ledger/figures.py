@@ -60,17 +60,21 @@ def step_figures(step: StepOccupancy) -> StepFigures:
 def waiting(log: StepLog) -> float | None:
     """Rank-seconds from a rank's last local_complete to its detach_start, or to generation_end if it stays.
 
-    None where no rank says that it is complete, or where nothing tells when a staying rank's wait ended.
+    A detach that was abandoned does not end the wait. None where no rank says that it is complete,
+    or where nothing tells when a staying rank's wait ended.
     """
     waits: list[float] = []
     for key, events in log.ranks.items():
         done: float | None = None
+        leaving: float | None = None
         for event in events:
             if event.event == "local_complete":
                 done = event.t
-            elif event.event == "detach_start" and done is not None:
-                waits.append(max(0.0, event.t - done))
-                done = None
+            elif event.event == "detach_start":
+                leaving = event.t
+            elif event.event == "detach_end" and done is not None:
+                waits.append(max(0.0, (event.t if leaving is None else leaving) - done))
+                done = leaving = None
         if done is not None:
             end = generation_end(log, key)
             if end is None:
@@ -88,7 +92,7 @@ def exit_proxy(step: StepOccupancy) -> float | None:
     for key, rank in step.ranks.items():
         output = generation_end(step.log, key)
         for cycle in rank.cycles:
-            if cycle.exit_start is not None:
+            if cycle.exit_start is not None and cycle.detach is not None:
                 back = cycle.reacquired
                 end = min(step.log.end if output is None else output, math.inf if back is None else back.hi)
                 spans.append(max(0.0, end - cycle.exit_start.t))

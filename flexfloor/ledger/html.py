@@ -21,6 +21,7 @@ from flexfloor.ledger.cells import (
     transition_cells,
 )
 from flexfloor.ledger.charts import (
+    COLOURS,
     efficiency_bars,
     glued_seconds,
     length_histogram,
@@ -54,6 +55,8 @@ tr:last-child td { border-bottom:0; }
 .number { text-align:right; } .number,.short { white-space:nowrap; } .strong td { font-weight:600; }
 .ok { color:#2b7a4b; } .failed { color:#b42318; font-weight:600; } .unchecked { color:#8a6d1a; }
 .row > div { min-width:0; } h3 { font-size:13px; font-weight:600; margin:6px 0 0; }
+.legend { display:flex; flex-wrap:wrap; gap:4px 16px; margin:10px 0 0; font-size:12px; }
+.legend i { display:inline-block; width:11px; height:11px; margin-right:6px; border-radius:2px; }
 details { margin:10px 0 0; } summary { cursor:pointer; color:var(--run); }
 .note { color:var(--soft); margin:8px 0 12px; } ul { margin:0; padding-left:18px; }
 """
@@ -130,7 +133,11 @@ def _timelines(run: RunLedger, baseline: RunLedger | None) -> str:
             charts += f"<h3>{escape(baseline.name)}</h3>{_chart(timeline(theirs, span))}"
         several = len(run.totals.seeds) > 1
         parts.append(_folded(f"seed {seed.seed}", charts, unfolded=not parts) if several else charts)
-    hint = '<p class="note">Drag to zoom, double-click to go back. Free is what is free for certain.</p>'
+    chips = "".join(
+        f'<span><i style="background:{colour}"></i>{escape(state)}</span>' for state, colour in COLOURS.items()
+    )
+    told = "Drag to zoom, double-click to go back. Free is what is free for certain."
+    hint = f'<div class="legend">{chips}</div><p class="note">{told}</p>'
     return _section("Ranks over time", "".join(parts) + hint)
 
 

@@ -153,7 +153,8 @@ def _restore_inside_window(case: Case) -> Outcome:
         if not cycle.closers and cycle.reopened_by is None:
             unchecked.append(f"{key} logs no return; free until rollout_end")
         failures += [f"{key}: {e.event} at {_at(case, e)} tells no start and no duration" for e in cycle.startless]
-        for closer in cycle.closers:
+        restores = [closer for closer in cycle.closers if closer.event.startswith("restore")]
+        for closer in restores or cycle.closers:
             start = began(closer)
             if closer.t > log.end or (start is not None and start.hi < log.start):
                 failures.append(f"{key}: {closer.event} at {_at(case, closer)} lies outside of the window")

@@ -100,6 +100,14 @@ def test_waiting_and_exit_proxy() -> None:
     assert step_figures(one_step(window())).exit_proxy is None
 
 
+def test_abandoned_detach_is_no_exit() -> None:
+    log = [*window(), ev(20, "local_complete", 1), ev(30, "detach_start", 1), ev(85, "generation_end")]
+    assert step_figures(one_step(log)).waiting == 65
+    assert step_figures(one_step(log)).exit_proxy is None
+    again = step_figures(one_step([*log, ev(50, "detach_start", 1), *leave(1, 52, 53, 90)]))
+    assert (again.waiting, again.exit_proxy) == (30, 35)
+
+
 def test_transition_is_told_once_with_its_bytes() -> None:
     parts = {"stage": 1, "from_": 4, "to": 2, "survivors": [0, 2]}
     log = [*window(), ev(38, "stage_commit", 0, move=0.5, agree=0.1, moved_bytes=100, **parts)]

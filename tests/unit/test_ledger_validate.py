@@ -72,6 +72,8 @@ TABLE: list[tuple[str, str, str, list[Event]]] = [
     ("restore_inside_window", "failed", "outside", leave(1, 40, 42, 101)),
     ("restore_inside_window", "failed", "restore_end at 100.5", leave(1, 40, 42, 99.5)),
     ("restore_inside_window", "failed", "no start", [*leave(1, 40, 42), ev(90, "restore_end", 1)]),
+    ("restore_inside_window", "ok", "", [*BACK, ev(120, "wake_start", 1), ev(121, "wake_end", 1)]),
+    ("restore_inside_window", "failed", "wake_start at 120", [*leave(1, 40, 42), ev(120, "wake_start", 1)]),
     ("ack_before_restore", "not checked", "", BACK),
     ("ack_before_restore", "ok", "", [*BACK, *lease(50, 85)]),
     ("ack_before_restore", "failed", "missing", [*BACK, *lease(50, None)]),
