@@ -27,7 +27,7 @@ COMMANDS = {
 """Subcommands by name. Each lives in flexfloor/cli/NAME.py as a typer application called `app` with one command; a
 command whose module does not exist is not offered."""
 
-_UsageError = typer.BadParameter.__bases__[0]
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def offered() -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from flexfloor.config import SolverConfig
 from flexfloor.planner.admission import group_need
-from flexfloor.planner.demand import Demand
+from flexfloor.planner.coverage import PairCover
+from flexfloor.planner.demand import Demand, IntArray
 from flexfloor.planner.layout import contiguous_groups
 from flexfloor.planner.matching import (
     MIN_SKEW,
@@ -96,6 +97,7 @@ class StepGrouper:
         self._empty = max(0, self._world_size - len(demand))
         self.unproven = 0
         """Area that a floor might have had although no KV-safe grouping was found there, micro-token-ranks."""
+        self._covers: dict[int, IntArray] = {}
         self._models: dict[tuple[int, int], tuple[Columns, ExactModel]] = {}
 
     # ---- the three ways to choose -------------------------------------------------------------------------------
@@ -198,20 +200,22 @@ class StepGrouper:
         return columns_of(self._demand, blocks, RELEASE_AWARE)
 
     @cached_property
-    def _needs_of_pairs(self) -> dict[Group, int]:
-        return dict(zip(self._columns.groups, self._columns.needs.tolist(), strict=True))
-
-    def _conflicts(self, capacity: int) -> list[int]:
-        """Prompts no two of which fit together, from the longest down (greedy; any such set gives a bound)."""
+    def _needs_matrix(self) -> IntArray:
+        """A + P of every pair, shape (b, b)."""
         count = len(self._demand)
-        if not (self._is_exact and count == 2 * self._world_size):
-            return []
-        needs = self._needs_of_pairs
-        chosen: list[int] = []
-        for prompt in range(count - 1, -1, -1):
-            if all(needs[prompt, other] > capacity for other in chosen):
-                chosen.append(prompt)
-        return chosen
+        needs = np.full((count, count), np.iinfo(np.int64).max, dtype=np.int64)
+        rows, columns = np.triu_indices(count, 1)
+        needs[rows, columns] = self._columns.needs
+        needs[columns, rows] = self._columns.needs
+        return needs
+
+    def _ranks_needed(self, capacity: int) -> IntArray | None:
+        """Least ranks of the k longest prompts, for pairs."""
+        if not (self._is_exact and len(self._demand) == 2 * self._world_size):
+            return None
+        if capacity not in self._covers:
+            self._covers[capacity] = PairCover(self._needs_matrix <= capacity).ranks
+        return self._covers[capacity]
 
     def _open_floors(self, floors: Sequence[int] | None) -> list[_Floor]:
         opened = []
@@ -219,7 +223,7 @@ class StepGrouper:
             if size not in self._capacity or (floors is not None and size not in floors):
                 continue
             ladder, capacity = ladder_to(size, self._sizes), self._capacity[size]
-            earliest = earliest_times(self._demand, ladder, capacity, self._conflicts(capacity))
+            earliest = earliest_times(self._demand, ladder, capacity, self._ranks_needed(capacity))
             if earliest is not None:
                 opened.append(_Floor(ladder, capacity, ScheduleSearch(self._demand, ladder, earliest)))
         return opened
@@ -293,6 +297,9 @@ class StepGrouper:
         floor.sharpened = True
         _, model = self._model(floor.capacity, RELEASE_AWARE)
         stages = len(floor.ladder.quotas)
+        if stages and model.solve([], any_cost=True).status == "infeasible":
+            floor.search.reject((self._demand.tail,) * stages)
+            return
         for stage in range(stages):
             solves, stride = 0, 1
             while solves < _SHARPEN_SOLVES and (best := floor.search.best) is not None:
@@ -332,7 +339,13 @@ class StepGrouper:
         """Groups with the smallest worst A + P, cheapest among them."""
         columns = self._columns
         levels = np.unique(columns.needs)
-        low, high = 0, len(levels) - 1
+        packed = max(group_need(self._demand, group) for group in self._packer.balanced())
+        least = np.full(len(self._demand), np.iinfo(np.int64).max, dtype=np.int64)
+        for group, need in zip(columns.groups, columns.needs.tolist(), strict=True):
+            members = list(group)
+            least[members] = np.minimum(least[members], need)
+        low = int(np.searchsorted(levels, least.max()))
+        high = int(np.searchsorted(levels, packed))
         while low < high:
             middle = (low + high) // 2
             _, model = self._model(int(levels[middle]), RELEASE_AWARE)

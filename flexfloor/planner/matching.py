@@ -169,6 +169,7 @@ class PairModel:
         *,
         forced: Sequence[int] = (),
         allowed: Sequence[int] | None = None,
+        avoided: Sequence[int] = (),
         any_cost: bool = False,
     ) -> Placement:
         """The cheapest placement that meets all quotas.
@@ -177,6 +178,7 @@ class PairModel:
             quotas: what must complete when.
             forced: candidates that must be chosen.
             allowed: the only candidates that may be chosen; None allows all.
+            avoided: a placement that must not be the answer.
             any_cost: settle for any placement.
         """
         count = len(self._demand)
@@ -211,6 +213,10 @@ class PairModel:
                 return Placement("infeasible")
             if reached < count:
                 program.row([(opens[k], 1) for k in range(reached)], "<=", reached - quota.groups)
+        if avoided:
+            again = set(avoided)
+            kept = [(v, 1.0) for k, v in zip(indices, taken, strict=True) if k in again]
+            program.row(kept, "<=", len(again) - 2)
         if not any_cost:
             program.minimise(self._objective(indices, taken, opens, spans))
         return self._answer(program, indices, taken, any_cost=any_cost)

@@ -45,6 +45,7 @@ class PartitionModel:
         *,
         forced: Sequence[int] = (),
         allowed: Sequence[int] | None = None,
+        avoided: Sequence[int] = (),
         any_cost: bool = False,
     ) -> Placement:
         """The cheapest placement that meets all quotas; arguments as in `PairModel.solve`."""
@@ -63,6 +64,10 @@ class PartitionModel:
         for quota in quotas:
             early = np.flatnonzero(ends <= quota.time).tolist()
             program.row([(taken[p], 1) for p in early], ">=", quota.groups)
+        if avoided:
+            again = set(avoided)
+            kept = [(v, 1.0) for k, v in zip(indices, taken, strict=True) if k in again]
+            program.row(kept, "<=", len(again) - 2)
         if not any_cost:
             costs = self._columns.costs[indices] / 1000
             program.minimise([(v, float(cost)) for v, cost in zip(taken, costs, strict=True)])

@@ -14,7 +14,7 @@ from operator import le
 import numpy as np
 
 from flexfloor.planner.admission import fits_in
-from flexfloor.planner.demand import Demand
+from flexfloor.planner.demand import Demand, IntArray
 from flexfloor.planner.layout import group_sizes
 
 
@@ -63,7 +63,7 @@ def ladder_to(floor: int, candidates: Sequence[int]) -> Ladder:
 
 
 def earliest_times(
-    demand: Demand, ladder: Ladder, capacity: int, conflicts: Sequence[int] = ()
+    demand: Demand, ladder: Ladder, capacity: int, ranks_needed: IntArray | None = None
 ) -> tuple[int, ...] | None:
     """Times that no grouping can beat, stage by stage.
 
@@ -74,20 +74,22 @@ def earliest_times(
         demand: the step.
         ladder: the ladder.
         capacity: KV tokens of a rank.
-        conflicts: prompts no two of which may share a rank, descending positions.
+        ranks_needed: at index k, the least number of ranks that hold the k longest prompts (`PairCover.ranks`).
 
     Returns:
         Micro-tokens, one a stage, ascending; None where no grouping is KV-safe.
     """
     count = len(demand)
     sizes = group_sizes(count, ladder.world_size)
-    if len(conflicts) > ladder.world_size or not fits_in(demand, slice(0, count), ladder.world_size, capacity):
+    if ranks_needed is not None and ranks_needed[count] > ladder.world_size:
+        return None
+    if not fits_in(demand, slice(0, count), ladder.world_size, capacity):
         return None
     bounds: list[int] = []
     for floor, quota in zip(ladder.sizes[1:], ladder.quotas, strict=True):
         low = sum(sizes[:quota])
-        if len(conflicts) > floor:
-            low = max(low, conflicts[floor] + 1)
+        if ranks_needed is not None:
+            low = max(low, count - int(np.flatnonzero(ranks_needed <= floor)[-1]))
         high = count
         while low < high:
             middle = (low + high) // 2

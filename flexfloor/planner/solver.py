@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import sys
+import warnings
 from typing import Literal
 
 import highspy
@@ -44,7 +45,7 @@ class LinearProgram:
     def variable(self, low: float, high: float | None, *, integer: bool = False) -> pulp.LpVariable:
         """A new variable; integer ones are relaxed until `solve` is asked for whole numbers."""
         self._variables += 1
-        variable = pulp.LpVariable(f"v{self._variables}", low, high)
+        variable = self._problem.add_variable(f"v{self._variables}", low, high)
         if integer:
             self._integers.append(variable)
         return variable
@@ -71,7 +72,9 @@ class LinearProgram:
             _say_hello_to_nobody()
             solver = pulp.HiGHS(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
         else:
-            solver = pulp.PULP_CBC_CMD(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 moves CBC into an extra; we pin PuLP 3
+                solver = pulp.PULP_CBC_CMD(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
         try:
             self._problem.solve(solver)
         except pulp.PulpSolverError as error:
@@ -87,7 +90,7 @@ class LinearProgram:
     @property
     def objective(self) -> float:
         """Objective value of the last solve."""
-        return float(self._problem.objective.value() or 0.0)
+        return 0.0 if self._problem.objective is None else float(self._problem.objective.value() or 0.0)
 
     def is_whole(self) -> bool:
         """Whether the last solution is whole in all integer variables."""

@@ -26,6 +26,7 @@ class ExactModel(Protocol):
         *,
         forced: Sequence[int] = (),
         allowed: Sequence[int] | None = None,
+        avoided: Sequence[int] = (),
         any_cost: bool = False,
     ) -> Placement:
         """The cheapest placement that meets all quotas."""
@@ -59,6 +60,10 @@ def break_ties(
         for member in columns.groups[k]:
             containing.setdefault(member, []).append(k)
     current = {member: k for k in best.chosen for member in columns.groups[k]}
+    if solves > 0 and len(allowed) > len(best.chosen):
+        second = model.solve(quotas, allowed=allowed, avoided=best.chosen)
+        if second.status == "infeasible" or (second.status == "optimal" and second.cost > best.cost):
+            return [columns.groups[k] for k in best.chosen]
     fixed: list[int] = []
     open_members = set(current)
     order = sorted(current, key=lambda member: (int(demand.lexical[member]), member))

@@ -1,0 +1,56 @@
+"""On every tiny step the plan is the best one: compared with all groupings (planner.md section 5)."""
+
+import random
+
+import pytest
+from planner_oracle import Oracle, make_config, make_history
+
+from flexfloor.planner import plan_epoch
+
+SHAPES = [(1, 1), (1, 4), (2, 4), (2, 3), (2, 8), (3, 6), (3, 2), (3, 5), (3, 9), (4, 8), (4, 6), (4, 10), (5, 10), (5, 7)]
+
+
+def random_case(rng, world, prompts):
+    responses = rng.randint(1, 3)
+    spread = rng.choice([6, 40, 200])
+    lengths = {f"i{k:02d}": [rng.randint(1, spread) for _ in range(responses)] for k in range(prompts)}
+    tokens = {item: rng.choice([0, 0, 5, 17]) for item in lengths}
+    per_rank = -(-prompts // world) * responses
+    capacity = {
+        size: int(spread * per_rank * rng.uniform(0.25, 1.1)) for size in range(1, world + 1) if rng.random() < 0.8
+    }
+    kv = {
+        "block_tokens": rng.choice([1, 1, 4]),
+        "prompt_sharing": rng.random() < 0.7,
+        "capacity": {"natural": capacity},
+    }
+    config = make_config(
+        world, prompts, responses, capacity, kv=kv, mu=rng.choice([1, 1.16]), tail_guard={"enabled": False, "l_max": spread}
+    )
+    return config, lengths, tokens
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+@pytest.mark.parametrize(("world", "prompts"), SHAPES)
+def test_the_plan_is_the_best_of_all_groupings(world, prompts, solver):
+    rng = random.Random(1000 * world + prompts)
+    for _ in range(12 if solver == "highs" else 2):
+        config, lengths, tokens = random_case(rng, world, prompts)
+        config = config.model_copy(update={"solver": config.solver.model_copy(update={"name": solver})})
+        oracle = Oracle(config, lengths, tokens)
+        step = plan_epoch(config, make_history(lengths, tokens)).steps[0]
+        best = oracle.best()
+        grouping = sorted(tuple(sorted(entry.items)) for entry in step.ranks if entry.items)
+        if best is None:
+            worst = min(max(oracle.need(g)[1] for g in grouping) for grouping in oracle.groupings)
+            assert (step.floor, step.release_area) == (world, 0)
+            assert max(oracle.need(g)[1] for g in grouping) == worst
+            assert step.kv_safe == (world in config.capacity and worst <= config.capacity[world])
+        else:
+            area, floor, schedules = best
+            cost, groups = schedules[step.quorum_times]
+            assert (step.release_area, step.floor, step.kv_safe) == (area, floor, True)
+            assert oracle.safe(grouping, config.capacity[floor])
+            assert oracle.cost(grouping) == cost
+            assert grouping == groups
+        assert step.optimality_gap == 0.0

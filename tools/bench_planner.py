@@ -1,0 +1,138 @@
+"""Plan time, memory and proven gap over world sizes and group sizes, one table.
+
+    python tools/bench_planner.py [--worlds 16,64,256,1024] [--groups 2,16] [--solvers highs,cbc] [--pressure 0.5]
+
+Lengths are drawn from a lognormal mixture (no real lengths are needed to time the planner): items differ by their
+mean, responses of an item by less, and some reach the global limit. `--pressure` scales the paper's 16-rank capacity
+table per response, so that smaller means tighter memory. Every case runs in a process of its own, so that its memory
+is its own; "bounds" is the time of the bounds and heuristics alone (no integer solve).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flexfloor.config import FlexFloorConfig, config_from_mapping
+from flexfloor.history import LengthHistory, Observation, replay
+from flexfloor.planner import plan_epoch
+
+RESPONSES, LIMIT = 16, 16384
+PAPER = {2: 131072, 4: 280576, 8: 349952, 16: 380800}
+"""Natural capacities of the paper's 16 ranks, KV tokens a rank for two prompts of 16 responses."""
+
+
+def configuration(world: int, group: int, solver: str, pressure: float) -> FlexFloorConfig:
+    """The paper's capacities by fraction of the world, scaled to the group size."""
+    capacity = {world * size // 16: int(tokens * pressure * group / 2) for size, tokens in PAPER.items()}
+    return config_from_mapping(
+        {
+            "world_size": world,
+            "responses_per_prompt": RESPONSES,
+            "step_prompts": world * group,
+            "floors": {"natural": sorted(capacity)},
+            "kv": {"block_tokens": 128, "capacity": {"natural": capacity}},
+            "tail_guard": {"l_max": LIMIT},
+            "solver": {"name": solver},
+        }
+    )
+
+
+def history(prompts: int, seed: int) -> LengthHistory:
+    """Seeded lengths: mean about 6,000 tokens, a few percent at the limit."""
+    rng = np.random.default_rng(seed)
+    means = rng.lognormal(math.log(5200), 0.55, prompts)
+    lengths = np.clip(means[:, None] * rng.lognormal(-0.05, 0.4, (prompts, RESPONSES)), 64, LIMIT).astype(int)
+    tokens = rng.integers(40, 900, prompts)
+    return replay(
+        [Observation(f"i{k:06d}", 0, int(tokens[k]), tuple(row)) for k, row in enumerate(lengths.tolist())], 0.3
+    )
+
+
+def measure(world: int, group: int, steps: int, solver: str, pressure: float, repeats: int) -> dict[str, float]:
+    """One case in this process."""
+    config = configuration(world, group, solver, pressure)
+    seconds, gaps, floors, safe = [], [], [], 0
+    for seed in range(repeats):
+        known = history(world * group * steps, seed)
+        begin = time.perf_counter()
+        plan = plan_epoch(config, known)
+        seconds.append((time.perf_counter() - begin) / steps)
+        gaps += [step.optimality_gap for step in plan.steps]
+        floors += [step.floor / world for step in plan.steps]
+        safe += sum(step.kv_safe for step in plan.steps)
+    return {
+        "seconds": float(np.median(seconds)),
+        "slowest": max(seconds),
+        "gap": max(gaps),
+        "floor": float(np.mean(floors)),
+        "unsafe": len(gaps) - safe,
+        "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def separate(*case: object) -> dict[str, float]:
+    """The same in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", json.dumps(case)], check=True, capture_output=True, text=True
+    )
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(
+    worlds: Annotated[str, typer.Option(help="World sizes.")] = "16,64,256,1024",
+    groups: Annotated[str, typer.Option(help="Prompts a rank.")] = "2,16",
+    solvers: Annotated[str, typer.Option(help="Solvers to compare.")] = "highs,cbc",
+    pressure: Annotated[str, typer.Option(help="Capacity scales; smaller is tighter.")] = "1.0,0.75",
+    repeats: Annotated[int, typer.Option(help="Seeds of a case.")] = 3,
+    case: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Time the planner."""
+    if case:
+        print(json.dumps(measure(*json.loads(case))))
+        return
+    table = Table(title="seconds to plan one step, all floors")
+    for name in ("ranks", "prompts a rank", "capacity", "solver", "median s", "slowest s", "MiB", "gap", "floor/N", "unsafe"):
+        table.add_column(name, justify="right")
+    times: dict[tuple[int, str, float], list[tuple[int, float]]] = {}
+    for group in map(int, groups.split(",")):
+        for scale in map(float, pressure.split(",")):
+            for solver in solvers.split(","):
+                for world in map(int, worlds.split(",")):
+                    found = separate(world, group, 1, solver, scale, repeats)
+                    times.setdefault((group, solver, scale), []).append((world, found["seconds"]))
+                    table.add_row(
+                        str(world),
+                        str(group),
+                        f"{scale:g}",
+                        solver,
+                        f"{found['seconds']:.3f}",
+                        f"{found['slowest']:.3f}",
+                        f"{found['mib']:.0f}",
+                        f"{found['gap']:.2%}",
+                        f"{found['floor']:.3f}",
+                        f"{found['unsafe']:.0f}",
+                    )
+    console = Console(width=120)
+    console.print(table)
+    for (group, solver, scale), points in times.items():
+        if len(points) > 1:
+            slope = np.polyfit(np.log([n for n, _ in points]), np.log([s for _, s in points]), 1)[0]
+            console.print(f"{group} prompts a rank, {solver}, capacity {scale:g}: seconds grow as N^{slope:.2f}")
+    epoch = separate(16, 2, 500, "highs", 1.0, 1)
+    console.print(f"an epoch of 500 steps of 32 prompts on 16 ranks: {epoch['seconds'] * 500:.1f} s")
+
+
+if __name__ == "__main__":
+    typer.run(main)
