@@ -57,7 +57,7 @@ class Ballot:
     ) -> None:
         self.rank, self.emit, self.clock = rank, emit, clock
         self.phase = Phase.START
-        self._exchange, self._board, self._faults = exchange, board, faults
+        self._exchange, self._board, self.faults = exchange, board, faults
         self._shown: Shown | None = None
 
     def of(self, shown: Shown) -> None:
@@ -75,7 +75,7 @@ class Ballot:
     def enter(self, phase: Phase) -> None:
         """Mark a phase on the board, then strike the faults planned for it."""
         self.show(phase)
-        self._faults.enter(phase)
+        self.faults.enter(phase)
 
     def meet(self, row: Row) -> tuple[list[Row], float]:
         """All rows, and how long it took to get them, seconds."""

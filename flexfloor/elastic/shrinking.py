@@ -25,7 +25,7 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
     """Carry out a SHRINK decision; False when it was abandoned.
 
     Args:
-        session: the rank's seat.
+        seat: this rank's state.
         decision: target size, busy and idle members.
         agreed_s: how long the agreement took, seconds.
         rank_order: all ranks, first to leave in front.
@@ -91,11 +91,11 @@ def _commit(seat: Seat, ticket: Ticket, target: Placement, parts: dict[str, Any]
     seat.leaving = leaving
     if seat.rank == ticket.after[0]:
         seat.committed = {
+            **parts,
             "stage": seat.world.ladder.index(len(ticket.after)),
             "from": len(ticket.before),
             "to": len(ticket.after),
             "survivors": list(ticket.after),
             "moved_rows": len(ticket.moves),
-            **parts,
             "began": seat.ballot.clock(),
         }

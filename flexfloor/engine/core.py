@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.session import Session
 from flexfloor.elastic.step import Local, Step
-from flexfloor.elastic.ticket import Ticket
+from flexfloor.elastic.ticket import Exchange, Ticket
 from flexfloor.elastic.vector import Row, decode, encode
 from flexfloor.engine import lifetime
 from flexfloor.engine.settings import EngineSettings
@@ -91,6 +92,17 @@ class CoreWorker(RpcWorker):
         super().park()
 
 
+def exchange_over(group_of: Callable[[], Any], rank: int, size: int) -> Exchange:
+    """The all-reduce of one row over the full world's host group, looked up at each call."""
+
+    def exchange(row: Row) -> list[Row]:
+        flat = torch.tensor(encode(row, rank, size), dtype=torch.int64)
+        dist.all_reduce(flat, group=group_of())
+        return decode(flat.tolist(), size)
+
+    return exchange
+
+
 class ElasticCore:
     """What FlexFloor adds to one engine core.
 
@@ -108,8 +120,9 @@ class ElasticCore:
             Path(settings.events_dir) / f"rank-{rank}.jsonl", run=settings.run, rank=rank, replica=settings.replica
         )
         placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
+        exchange = exchange_over(lambda: engine.dp_group, rank, settings.world_size)
         board = Board(settings.board, settings.world_size)
-        ballot = Ballot(rank, self._exchange, self._emit, board, FaultPlan.of(settings.faults, rank))
+        ballot = Ballot(rank, exchange, self._emit, board, FaultPlan.of(settings.faults, rank))
         self.session = Session(settings.world_size, placement, self.worker, ballot, deadline_s=settings.deadline_s)
         self._dummy_steps, self._dummy_seconds = 0, 0.0
         self._preempted: dict[str, int] = {}
@@ -121,12 +134,6 @@ class ElasticCore:
             fields.setdefault("kv_tokens", self.kv_tokens())
             fields.setdefault("floor", len(self.session.world.members))
         self.events.emit(event, t=t, **fields)
-
-    def _exchange(self, row: Row) -> list[Row]:
-        size = self.settings.world_size
-        flat = torch.tensor(encode(row, self.session.rank, size), dtype=torch.int64)
-        dist.all_reduce(flat, group=self.engine.dp_group)
-        return decode(flat.tolist(), size)
 
     def kv_tokens(self) -> int:
         """Usable KV tokens of this rank."""

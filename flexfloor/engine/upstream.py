@@ -114,6 +114,12 @@ COMMON: tuple[Symbol, ...] = (
 
 CPU: tuple[Symbol, ...] = (
     Symbol(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner._sample",
+        ("self", "logits", "spec_decode_metadata"),
+        "patched on CPUModelRunner: a seeded request in chunked prefill winds its generator back",
+    ),
+    Symbol(
         "vllm.distributed.device_communicators.base_device_communicator",
         "DeviceCommunicatorBase.all_gatherv",
         ("self", "input_", "dim", "sizes"),

@@ -54,10 +54,11 @@ class CpuDevice(Device):
         return Limits(graphs=False, kv_resize=False, unmap_rows=False, refused_options={})
 
     def patch(self, combine: str) -> None:
-        """See :mod:`flexfloor.engine.devices.cpu_ops`."""
-        from flexfloor.engine.devices import cpu_ops
+        """See :mod:`flexfloor.engine.devices.cpu_ops` and ``cpu_sampling``."""
+        from flexfloor.engine.devices import cpu_ops, cpu_sampling
 
         cpu_ops.apply(combine)
+        cpu_sampling.apply()
 
     def make_group(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
         """One gloo group serves host and device tensors alike."""
