@@ -7,6 +7,7 @@ from parked ranks with it, and the watchdog names rank and phase of a process th
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from pathlib import Path
@@ -45,7 +46,8 @@ class Board:
     """N lines in a file; each rank writes one, anyone reads all.
 
     Args:
-        path: the file; created with ``ranks`` empty lines when missing.
+        path: the file; created with ``ranks`` empty lines when missing, lengthened when too short. It is never
+            emptied: other processes may have mapped it already.
         ranks: N.
     """
 
@@ -53,18 +55,22 @@ class Board:
         self.path, self.ranks = Path(path), ranks
         self.path.parent.mkdir(parents=True, exist_ok=True)
         size = _LINE.size * ranks
-        if not self.path.exists() or self.path.stat().st_size < size:
-            self.path.write_bytes(b"\0" * size)
-        with self.path.open("r+b") as file:
+        with open(self.path, "r+b", opener=_create) as file:
+            if os.fstat(file.fileno()).st_size < size:
+                os.ftruncate(file.fileno(), size)
             self._map = mmap.mmap(file.fileno(), size)
 
     def write(self, rank: int, status: Status) -> None:
-        """Replace the line of ``rank`` (called by its own process only)."""
-        _LINE.pack_into(self._map, rank * _LINE.size, *status)
+        """Replace the line of ``rank`` (called by its own process only).
+
+        In one copy of 64 aligned bytes: a reader may meet fields of two writes, never an empty line or half a number
+        (``pack_into`` would blank the line first).
+        """
+        self._map[rank * _LINE.size : (rank + 1) * _LINE.size] = _LINE.pack(*status)
 
     def read(self, rank: int) -> Status:
         """The line of ``rank``; a rank that never wrote reads FULL in START."""
-        state, phase, *rest = _LINE.unpack_from(self._map, rank * _LINE.size)
+        state, phase, *rest = _LINE.unpack(self._map[rank * _LINE.size : (rank + 1) * _LINE.size])
         return Status(RankState(state), Phase(phase), *rest)
 
     def read_all(self) -> list[Status]:
@@ -79,6 +85,10 @@ class Board:
     def close(self) -> None:
         """Unmap the file; the file itself stays for whoever reads it last."""
         self._map.close()
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o644)
 
 
 def beat() -> int:
