@@ -106,10 +106,9 @@ def decide(world: World, rows: Sequence[Row]) -> Decision:
     for rank in parked:
         if rows[rank].unfinished or rows[rank].want_restore:
             return Decision(Action.RESTORE, True, rank=rank)
-    if parked:
-        for rank in world.members:
-            if rows[rank].want_restore:
-                return Decision(Action.RESTORE, True, rank=rank)
+    wishing = [rank for rank in world.members if rows[rank].want_restore]
+    if wishing:
+        return Decision(Action.RESTORE, True, rank=wishing[0]) if parked else Decision(Action.RUN, True)
     return _shrink(world, rows) or Decision(Action.RUN, True)
 
 

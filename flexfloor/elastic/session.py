@@ -97,7 +97,7 @@ class Session(Seat):
         self.ballot.show(Phase.IDLE)
 
     def request_restore(self) -> None:
-        """Ask for the full world at the next sync point."""
+        """Ask for the full world at the next sync point; done at once where it stands."""
         self._want_restore = True
 
     def wake_all(self) -> None:
@@ -128,10 +128,11 @@ class Session(Seat):
         if decision.action is Action.SHRINK:
             shrink(self, decision, agreed_s, self._rank_order())
         elif decision.action is Action.RESTORE:
-            if restore(self, "full", f"rank {decision.rank} asked for the full world"):
-                self._want_restore = False
+            restore(self, "full", f"rank {decision.rank} asked for the full world")
         elif decision.action is Action.FINISH:
             self._finish()
+        if len(self.world.members) == self.world.size:
+            self._want_restore = False
         self.ballot.show(Phase.STEP if decision.running else Phase.IDLE)
         return Outcome(decision.running, decision.paused)
 
@@ -199,4 +200,4 @@ class Session(Seat):
         self.world = World(self.world.size, self.world.members)
         self.go(RankState.RESTORING)
         self.go(RankState.FULL)
-        self._completed = self._want_restore = False
+        self._completed = False

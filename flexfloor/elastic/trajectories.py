@@ -14,7 +14,7 @@ class Trajectories:
     """
 
     def __init__(self) -> None:
-        self.expected = 0
+        self._promised = 0
         self.closed = False
         self._received: set[str] = set()
         self._open: set[str] = set()
@@ -25,6 +25,11 @@ class Trajectories:
         return len(self._received)
 
     @property
+    def expected(self) -> int:
+        """Trajectories to wait for: the promised ones, or more when more arrived."""
+        return max(self._promised, self.received)
+
+    @property
     def open(self) -> int:
         """Received trajectories that may send another turn."""
         return len(self._open)
@@ -33,7 +38,7 @@ class Trajectories:
         """Start a step: ``expected`` trajectories; ``closed`` when no revision will follow."""
         if expected < 0:
             raise ProtocolError(f"a rank cannot expect {expected} trajectories")
-        self.expected, self.closed = expected, closed
+        self._promised, self.closed = expected, closed
         self._received.clear()
         self._open.clear()
 
@@ -47,7 +52,6 @@ class Trajectories:
             self._open.add(trajectory)
         else:
             self._open.discard(trajectory)
-        self.expected = max(self.expected, len(self._received))
 
     def close_trajectory(self, trajectory: str) -> None:
         """No further turn of ``trajectory`` will come."""
@@ -56,10 +60,10 @@ class Trajectories:
         self._open.discard(trajectory)
 
     def revise(self, delta: int) -> None:
-        """Correct the expected count (rejected, aborted or extra trajectories)."""
-        if self.expected + delta < self.received:
-            raise ProtocolError(f"cannot revise by {delta}: {self.expected} expected, {self.received} already received")
-        self.expected += delta
+        """Correct the promised count (rejected, aborted or extra trajectories); extra ones may have arrived already."""
+        if self._promised + delta < 0:
+            raise ProtocolError(f"cannot revise by {delta}: {self._promised} were promised")
+        self._promised += delta
 
     def close(self) -> None:
         """The driver sends nothing more in this step."""
