@@ -149,10 +149,9 @@ class ScheduleSearch:
         """Rules out ``times`` and all schedules that are nowhere later."""
         self._rejected.append(tuple(self._grid.index(time) for time in times))
 
-    def next_time(self, time: int) -> int | None:
-        """The first completion after ``time``, None after the last."""
-        position = self._grid.index(time) + 1
-        return self._grid[position] if position < len(self._grid) else None
+    def later(self, time: int, steps: int) -> int:
+        """The completion ``steps`` distinct completions after ``time``, or the last one."""
+        return self._grid[min(self._grid.index(time) + steps, len(self._grid) - 1)]
 
     def _beyond(self, index: tuple[int, ...], ruling: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """The earliest schedules from ``index`` on that are later than ``ruling`` in one stage."""
