@@ -56,7 +56,7 @@ class RolloutServer:
         self._order: StepOrder | None = None
         self._events_dir = Path(spec.settings.events_dir)
         self._phase = "starting"
-        self._done, self._tokens = 0, 0
+        self._done, self._tokens, self._extra = 0, 0, 0
         self._inflight: Counter[int] = Counter()
 
     async def start(self) -> list[dict[str, Any]]:
@@ -96,6 +96,11 @@ class RolloutServer:
             return Progress(self._phase, world=world)
         return Progress(self._phase, order.epoch, order.step, self._done, self._tokens, world)
 
+    def pids(self) -> dict[int, int]:
+        """Process ids of the engine cores by rank; `watchdog.SUPPORT` is vLLM's coordinator."""
+        processes = self._engines.processes() if self._engines is not None else {}
+        return {rank: process.pid for rank, process in processes.items() if process.pid is not None}
+
     async def run_step(self, order: StepOrder) -> list[Response]:
         """Runs one step and waits for the full world; responses in the order of the requests.
 
@@ -106,7 +111,7 @@ class RolloutServer:
         """
         if self._engines is None or self._watchdog is None or self._order is not None:
             raise ProtocolError("a server runs one step at a time, after its start")
-        self._order, self._done, self._tokens = order, 0, 0
+        self._order, self._done, self._tokens, self._extra = order, 0, 0, 0
         self._events_dir = Path(order.events_dir)
         self._watchdog.step_begins()
         try:
@@ -115,6 +120,19 @@ class RolloutServer:
             self._order, self._phase = None, "ready"
             self._inflight.clear()
 
+    async def late(self, request: Request) -> Response:
+        """Serves one more request within the step in progress; a parked rank's goes to a member.
+
+        Raises:
+            ProtocolError: no step is in progress.
+        """
+        if self._engines is None or self._order is None:
+            raise ProtocolError("a late request needs a step in progress")
+        self._extra += 1
+        index = len(self._order.requests) + self._extra
+        sent = await self._send(self._engines, self._order, index, request)
+        return await self._unless_lost(self._receive(*sent))
+
     async def close(self) -> None:
         """Ends everything the server started; idempotent."""
         self._phase = "closed"
@@ -122,9 +140,11 @@ class RolloutServer:
         if self._watchdog is not None:
             await asyncio.to_thread(self._watchdog.stop)
         if engines is not None:
-            pids = [process.pid for process in engines.processes().values() if process.pid is not None]
+            processes = list(engines.processes().values())
             await asyncio.to_thread(engines.shut_down)
-            await asyncio.to_thread(end_processes, pids, GRACE_S)
+            await asyncio.to_thread(end_processes, [process.pid for process in processes if process.pid], GRACE_S)
+            for process in processes:
+                process.join(timeout=GRACE_S)
         if self._reaper is not None:
             self._reaper.terminate()
             self._reaper.wait()
