@@ -96,10 +96,17 @@ class Placement:
             raise ProtocolError(f"only {len(seen)} of {self.experts} experts are reachable")
 
 
+SEARCH_LIMIT = 2000
+"""Sets of survivors that are looked at beyond the greedy one; the result is a function of its arguments alone."""
+
+
 def choose_survivors(
     placement: Placement, busy: Sequence[int], idle: Sequence[int], size: int, rank_order: Sequence[int]
 ) -> list[int]:
     """The ranks that go on: every busy one, filled up by the idle ones that cost the fewest moves.
+
+    An expert moves unless some survivor holds it in a row that the smaller world uses. Ranks are taken greedily by
+    what they add, then a bounded search looks for a set that adds more: spare copies can overlap.
 
     Args:
         placement: the current contents.
@@ -115,21 +122,48 @@ def choose_survivors(
         raise ProtocolError(f"cannot form a world of {size} from busy {list(busy)} and idle {list(idle)}")
     leaves = {rank: place for place, rank in enumerate(rank_order)}
     per = placement.experts // size
-    kept = list(busy)
-    homeless = set(range(placement.experts))
-    for rank in kept:
-        homeless -= set(placement.copies[rank].values())
-    pool = list(idle)
-    while len(kept) < size:
-        best = max(pool, key=lambda r: (len(homeless & set(_prefix(placement, r, per))), leaves.get(r, r)))
+    held = {rank: _held(placement, rank, per) for rank in [*busy, *idle]}
+    covered = 0
+    for rank in busy:
+        covered |= held[rank]
+    pool, reached = list(idle), covered
+    chosen: list[int] = []
+    while len(chosen) < size - len(busy):
+        best = max(pool, key=lambda r: ((held[r] & ~reached).bit_count(), leaves.get(r, r)))
         pool.remove(best)
-        kept.append(best)
-        homeless -= set(placement.copies[best].values())
-    return sorted(kept)
+        chosen.append(best)
+        reached |= held[best]
+    better = _search(held, [*chosen, *pool], covered, len(chosen), reached.bit_count())
+    return sorted([*busy, *(better or chosen)])
 
 
-def _prefix(placement: Placement, rank: int, per: int) -> list[int]:
-    return [expert for row, expert in placement.copies[rank].items() if row < per]
+def _held(placement: Placement, rank: int, per: int) -> int:
+    """Experts, as bits, that ``rank`` holds in rows 0 .. per - 1."""
+    return sum({1 << expert for row, expert in placement.copies[rank].items() if row < per})
+
+
+def _search(held: dict[int, int], pool: list[int], covered: int, wanted: int, known: int) -> list[int]:
+    """``wanted`` ranks of ``pool`` that cover more than ``known`` experts, empty where none were found.
+
+    Depth first; a branch ends when even the largest additions could not beat the best set so far.
+    """
+    best: list[int] = []
+    branches: list[tuple[int, int, list[int]]] = [(0, covered, [])]
+    for _ in range(SEARCH_LIMIT):
+        if not branches:
+            break
+        start, reached, taken = branches.pop()
+        left = wanted - len(taken)
+        if left == 0:
+            if reached.bit_count() > known:
+                known, best = reached.bit_count(), taken
+            continue
+        adds = sorted(((held[rank] & ~reached).bit_count() for rank in pool[start:]), reverse=True)
+        if len(adds) < left or reached.bit_count() + sum(adds[:left]) <= known:
+            continue
+        branches.append((start + 1, reached, taken))
+        branches.append((start + 1, reached | held[pool[start]], [*taken, pool[start]]))
+    return best
 
 
 def shrink(placement: Placement, survivors: Sequence[int]) -> tuple[Placement, list[Move]]:
