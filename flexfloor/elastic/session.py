@@ -38,6 +38,7 @@ class Session(Seat):
         self.trajectories = Trajectories()
         self._want_restore = False
         self._completed = False
+        self._running = False
         super().__init__(size, placement, worker, ballot, deadline_s=deadline_s)
 
     # -- what the engine asks ------------------------------------------------------------
@@ -48,9 +49,17 @@ class Session(Seat):
         return self.rank not in self.world.members or self.held
 
     @property
+    def eager(self) -> bool:
+        """True when this rank syncs at every iteration: a plan is armed, or installed and no wave runs.
+
+        In a running wave others may not have the plan yet, so all keep vLLM's interval until it is armed.
+        """
+        return self.world.armed or (self.step is not None and not self._running)
+
+    @property
     def held(self) -> bool:
         """True while the installed step waits for all its trajectories."""
-        return self.step is not None and self.step.gate and (self.world.gate or not self.world.armed)
+        return self.eager and self.step is not None and self.step.gate and (self.world.gate or not self.world.armed)
 
     def status(self) -> dict[str, Any]:
         """State, stage and step of this rank, as plain values."""
@@ -72,7 +81,10 @@ class Session(Seat):
     # -- what the driver tells -----------------------------------------------------------
 
     def install(self, step: Step) -> None:
-        """Accept the plan of the next step.
+        """Accept the plan of the next step; nothing changes where it raises.
+
+        Every rank must have it before a request of the step is sent: an idle engine that joins a wave with the plan
+        is held at the gate from its first iteration.
 
         Raises:
             ProtocolError: a step is still open, or ranks are not in the full world.
@@ -83,9 +95,10 @@ class Session(Seat):
         if len(self.world.members) != self.world.size or self.asleep:
             raise ProtocolError("a plan is installed in the full world only: restore and wake it first")
         check_ladder(step.ladder, self.world.size, self.base.experts, self.base.capacity)
-        self.step = step
-        self.trajectories.begin(step.expected, closed=step.auto_close)
         self.ballot.enter(Phase.INSTALL)
+        self.trajectories.begin(step.expected, closed=step.auto_close)
+        self.step = step
+        self.ballot.show(Phase.INSTALL)
         self.ballot.emit("plan_installed", ladder=list(step.ladder), expected=step.expected)
 
     def withdraw(self) -> None:
@@ -133,6 +146,7 @@ class Session(Seat):
             self._finish()
         if len(self.world.members) == self.world.size:
             self._want_restore = False
+        self._running = decision.running
         self.ballot.show(Phase.STEP if decision.running else Phase.IDLE)
         return Outcome(decision.running, decision.paused)
 
