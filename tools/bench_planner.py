@@ -103,7 +103,18 @@ def main(
         print(json.dumps(measure(*json.loads(case))))
         return
     table = Table(title="seconds to plan one step, all floors")
-    for name in ("ranks", "prompts a rank", "capacity", "solver", "median s", "slowest s", "MiB", "gap", "floor/N", "unsafe"):
+    for name in (
+        "ranks",
+        "prompts a rank",
+        "capacity",
+        "solver",
+        "median s",
+        "slowest s",
+        "MiB",
+        "gap",
+        "floor/N",
+        "unsafe",
+    ):
         table.add_column(name, justify="right")
     times: dict[tuple[int, str, float], list[tuple[int, float]]] = {}
     for group in map(int, groups.split(",")):

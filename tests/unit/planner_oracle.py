@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.history import Observation, replay
@@ -100,7 +100,7 @@ class Oracle:
     def area(self, grouping, floor):
         ends = sorted([0] * self.empty + [self.tail(g) for g in grouping])
         ladder = self.ladder(floor)
-        return sum((a - b) * (ends[-1] - ends[self.world - b - 1]) for a, b in zip(ladder, ladder[1:], strict=False))
+        return sum((a - b) * (ends[-1] - ends[self.world - b - 1]) for a, b in pairwise(ladder))
 
     def safe(self, grouping, capacity):
         return all(self.need(group)[1] <= capacity for group in grouping)
