@@ -15,7 +15,7 @@ from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.states import Phase, RankState
 from flexfloor.elastic.ticket import Exchange
 from flexfloor.elastic.vector import Row
-from flexfloor.errors import ProtocolError
+from flexfloor.errors import ProtocolError, TransitionError
 
 Act = Callable[[], dict[str, Any] | None]
 
@@ -108,6 +108,19 @@ class Ballot:
         if astray:
             raise ProtocolError(f"ranks {astray} are not in phase {phase.label}")
         return [rank for rank, row in enumerate(rows) if row.vote < 0], parts
+
+    def conclude(self, phase: Phase, act: Callable[[], None]) -> None:
+        """Run what cannot be undone any more.
+
+        Raises:
+            TransitionError: ``act`` failed; names this rank and the phase.
+        """
+        try:
+            self.enter(phase)
+            act()
+        except Exception as error:
+            self.fault(phase, error)
+            raise TransitionError(self.rank, phase.label, str(error)) from error
 
     def fault(self, phase: Phase, what: Exception | str) -> None:
         """Record a failure on this rank."""

@@ -31,14 +31,17 @@ class Parking:
             TransitionError: it could not be started.
         """
         self._ballot.emit("detach_end")
-        try:
-            self._ballot.enter(Phase.PARK)
-            self._ballot.emit("sleep_start")
-            self._worker.park()
-        except Exception as error:
-            self._ballot.fault(Phase.PARK, error)
-            raise TransitionError(self._ballot.rank, Phase.PARK.label, str(error)) from error
+        self._ballot.conclude(Phase.PARK, self._park)
         self.releasing = True
+
+    def again(self) -> None:
+        """A restore was undone after this rank woke: ``undo`` started to give its memory back once more."""
+        self._ballot.emit("sleep_start")
+        self.releasing = True
+
+    def _park(self) -> None:
+        self._ballot.emit("sleep_start")
+        self._worker.park()
 
     def follow(self) -> None:
         """Note the end of the release, if it has ended.
@@ -70,6 +73,7 @@ class Parking:
             self.follow()
             if self.releasing and time.monotonic() > end:
                 why = f"memory was not given back within {self._deadline_s} s"
+                self._ballot.fault(Phase.PARK, why)
                 raise TransitionError(self._ballot.rank, Phase.PARK.label, why)
             if self.releasing:
                 time.sleep(0.001)

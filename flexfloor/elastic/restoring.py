@@ -47,8 +47,7 @@ def restore(seat: Seat, kind: str, reason: str) -> bool:
         if failed:
             _abandon(seat, ticket, phase, failed)
             return False
-    seat.ballot.enter(Phase.RESTORE_CONFIRM)
-    seat.worker.confirm(ticket)
+    seat.ballot.conclude(Phase.RESTORE_CONFIRM, lambda: seat.worker.confirm(ticket))
     if seat.rank in woken:
         seat.ballot.emit("wake_end")
     seat.restored(target, asleep=[] if kind == "full" else parked)
@@ -80,6 +79,7 @@ def wake_all(seat: Seat) -> None:
         seat.ballot.emit("wake_end")
     seat.placement = target
     seat.asleep = set()
+    seat.woken = False
     seat.ballot.show(Phase.IDLE)
 
 
@@ -88,6 +88,7 @@ def _wake_acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
         if seat.rank in ticket.woken:
             seat.ballot.emit("wake_start")
         seat.worker.wake(ticket)
+        seat.woken = seat.rank in ticket.woken
 
     return [(Phase.RESTORE_WAKE, wake), (Phase.RESTORE_MOVE, lambda: seat.worker.refill(ticket))]
 
@@ -96,9 +97,14 @@ def _abandon(seat: Seat, ticket: Ticket, phase: Phase, failed: list[int]) -> Non
     if phase is Phase.RESTORE_MOVE:
         seat.channel_broken = True
     lost, _ = seat.ballot.carry_out(Phase.ROLLBACK, lambda: seat.worker.undo(ticket))
+    if lost:
+        raise TransitionError(lost[0], Phase.ROLLBACK.label, f"a restore that failed in {phase.label} was not undone")
     seat.restore_attempts += 1
-    if lost or seat.restore_attempts >= MAX_ATTEMPTS:
-        raise TransitionError((lost or failed)[0], phase.label, "the full world could not be restored")
+    if seat.restore_attempts >= MAX_ATTEMPTS:
+        raise TransitionError(failed[0], phase.label, "the full world could not be restored")
+    if seat.woken:
+        seat.woken = False
+        seat.parking.again()
     seat.go(RankState.MEMBER if seat.rank in seat.world.members else RankState.PARKED)
     if seat.rank == ticket.before[0]:
         reason = f"rank {failed[0]} failed in {phase.label}, attempt {seat.restore_attempts} of {MAX_ATTEMPTS}"

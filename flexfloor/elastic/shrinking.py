@@ -84,8 +84,7 @@ def _abandon(seat: Seat, ticket: Ticket, phase: Phase, failed: list[int], leavin
 
 
 def _commit(seat: Seat, ticket: Ticket, target: Placement, parts: dict[str, Any], leaving: bool) -> None:
-    seat.ballot.enter(Phase.CONFIRM)
-    seat.worker.confirm(ticket)
+    seat.ballot.conclude(Phase.CONFIRM, lambda: seat.worker.confirm(ticket))
     seat.placement = target
     seat.world.members = list(ticket.after)
     seat.leaving = leaving

@@ -57,7 +57,10 @@ class Worker(Protocol):
         """Survivors run one dummy step in the next world."""
 
     def undo(self, ticket: Ticket) -> None:
-        """Back to the world before; called on every rank when any phase failed."""
+        """Back to the world before; called on every rank when any phase failed.
+
+        A rank whose ``wake`` succeeded starts to give its memory back, as in ``park``.
+        """
 
     def confirm(self, ticket: Ticket) -> None:
         """The next world is the world; what only ``undo`` needed may go."""

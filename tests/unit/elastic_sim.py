@@ -564,7 +564,7 @@ class Sim:
         """``call`` on every rank at once; raises the first rank's own error."""
         results = self.steps.run([lambda engine=engine: call(engine) for engine in self.ranks])
         assert not self.hub.broken, self.hub.broken
-        own = [e for e in self.steps.errors.values() if not isinstance(e, PeerLostError)]
+        own = [e for _, e in sorted(self.steps.errors.items()) if not isinstance(e, PeerLostError)]
         if own:
             raise own[0]
         return results
