@@ -10,6 +10,8 @@ from flexfloor.elastic.states import Phase
 from flexfloor.elastic.ticket import Worker
 from flexfloor.errors import TransitionError
 
+RELEASE_DEADLINE_S = 60.0
+
 
 class Parking:
     """Starts and follows the release of one rank's memory.
@@ -17,11 +19,10 @@ class Parking:
     Args:
         ballot: events, board and faults of the rank.
         worker: the device side.
-        deadline_s: how long a release may take.
     """
 
-    def __init__(self, ballot: Ballot, worker: Worker, deadline_s: float) -> None:
-        self._ballot, self._worker, self._deadline_s = ballot, worker, deadline_s
+    def __init__(self, ballot: Ballot, worker: Worker) -> None:
+        self._ballot, self._worker = ballot, worker
         self.releasing = False
 
     def begin(self) -> None:
@@ -68,11 +69,11 @@ class Parking:
 
     def settle(self) -> None:
         """Wait until nothing is being released; TransitionError after the deadline."""
-        end = time.monotonic() + self._deadline_s
+        end = time.monotonic() + RELEASE_DEADLINE_S
         while self.releasing:
             self.follow()
             if self.releasing and time.monotonic() > end:
-                why = f"memory was not given back within {self._deadline_s} s"
+                why = f"memory was not given back within {RELEASE_DEADLINE_S} s"
                 self._ballot.fault(Phase.PARK, why)
                 raise TransitionError(self._ballot.rank, Phase.PARK.label, why)
             if self.releasing:

@@ -46,7 +46,7 @@ class Seat:
         self.step: Step | None = None
         self.asleep: set[int] = set()
         self.worker, self.ballot = worker, ballot
-        self.parking = Parking(ballot, worker, deadline_s)
+        self.parking = Parking(ballot, worker)
         self.woken = self.leaving = False
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False

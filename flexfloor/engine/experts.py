@@ -18,6 +18,11 @@ class ExpertRows:
 
     Args:
         model: the loaded model.
+
+    Attributes:
+        experts: logical experts E of a layer.
+        capacity: rows of a layer on this rank.
+        row_bytes: bytes of one expert over all layers.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -29,6 +34,7 @@ class ExpertRows:
         config = self.layers[0].moe_config
         self.experts = int(config.num_experts)
         self.capacity = int(self._weights(self.layers[0])[0].shape[0])
+        self.row_bytes = sum(t.numel() * t.element_size() for t in self.row(0))
         for layer in self.layers:
             extra = [n for n, p in layer.routed_experts.named_parameters() if n not in ROW_PARAMETERS]
             if extra:
@@ -43,10 +49,6 @@ class ExpertRows:
     def row(self, index: int) -> list[torch.Tensor]:
         """Views of one row in every layer, in a fixed order."""
         return [weight.data[index] for layer in self.layers for weight in self._weights(layer)]
-
-    def row_bytes(self) -> int:
-        """Bytes of one expert over all layers."""
-        return sum(t.numel() * t.element_size() for t in self.row(0))
 
     def traffic(self, moves: Sequence[Move], rank: int) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
         """(sends, receives) of ``rank``: peer -> tensors, in the order both sides use."""

@@ -262,6 +262,11 @@ class _Rank:
         self.session.wake_all()
         return self.session.status()
 
+    def loaded(self) -> dict[str, Any]:
+        """See Session.loaded."""
+        self.session.loaded()
+        return self.session.status()
+
     def strike(self, faults: Sequence[str]) -> None:
         """Faults from now on (see :mod:`flexfloor.elastic.faults`), replacing earlier ones."""
         from flexfloor.elastic.faults import FaultPlan
@@ -288,6 +293,7 @@ class _Rank:
         mine = sorted((r for r in rollout.requests if r.rank == self.rank), key=lambda r: r.at)
         early = sum(r.at == 0 for r in mine)
         expected = early if rollout.expected is None else rollout.expected[self.rank]
+        self.events.set_step(0, rollout.step)
         self.session.install(
             Step(
                 digest=f"{rollout.step + 1:032x}",

@@ -70,7 +70,7 @@ class ElasticWorld:
             "rank": self.rank,
             "experts": self.experts.experts,
             "capacity": self.experts.capacity,
-            "row_bytes": self.experts.row_bytes(),
+            "row_bytes": self.experts.row_bytes,
             "kv_resize": limits.kv_resize,
             "graphs": limits.graphs,
             "weight_bytes": sum(t.untyped_storage().nbytes() for t in self.memory.weights()),
@@ -106,7 +106,7 @@ class ElasticWorld:
             "move": arrived - opened,
             "groups": time.perf_counter() - arrived,
             "received_bytes": moved,
-            "moved_bytes": len(ticket.moves) * self.experts.row_bytes(),
+            "moved_bytes": len(ticket.moves) * self.experts.row_bytes,
         }
 
     def switch(self, ticket: Ticket) -> None:
@@ -138,14 +138,15 @@ class ElasticWorld:
         self._device.set_deadline(self._next, STEP_DEADLINE_S)
 
     def undo(self, ticket: Ticket) -> None:
-        """Back to the topology before; groups of the failed world are not reused."""
+        """Back to the topology before; groups of the failed world are not reused.
+
+        Memory that a failed restore woke stays: the next attempt fills it.
+        """
         if self._before is not None:
             self._apply(self._before)
         if self._next is not None:
             self._groups.drop(self._next.ranks)
         self._before = self._next = None
-        if ticket.woken and self.rank in ticket.woken:
-            self.memory.start_release()
 
     def confirm(self, ticket: Ticket) -> None:
         """The next world stands."""

@@ -67,7 +67,7 @@ def bed(tmp_path_factory, tiny_checkpoint):
         smallest_floor=1,
         combine="invariant",
         poison=True,
-        deadline_s=5.0,
+        deadline_s=8.0,
         events_dir=str(folder / "events"),
         board=str(folder / "board"),
         run="bed",

@@ -145,8 +145,9 @@ class CpuDevice(Device):
                 storage.resize_(kept[1])
 
     def memory_used(self) -> int:
-        """Unique set size: pages no other process shares."""
-        return int(psutil.Process().memory_full_info().uss)
+        """Resident pages that no file backs."""
+        info = psutil.Process().memory_info()
+        return int(info.rss - info.shared)
 
 
 def _trim() -> None:
