@@ -126,8 +126,6 @@ def arms(job: Job) -> bool:
 
     title("What shrinking and shaping saved: flex beside verl")
     console.print(report_table(load_run(flex_run), load_run(verl_run), [NOTE]))
-    tokens = [load_run(run).totals.response_tokens for run in (flex_run, verl_run)]
-    console.print(f"W (response tokens): flex {tokens[0]}, verl {tokens[1]}. {NOTE}", markup=False)
     return identity.whole
 
 

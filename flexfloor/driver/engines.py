@@ -20,7 +20,7 @@ from flexfloor.driver.watchdog import SUPPORT
 from flexfloor.errors import EngineLostError
 
 _FAILED_CORE = re.compile(r"EngineCore_DP(\d+)'?: (-?\d+)")
-_ERROR_LINE = re.compile(r"(?:\(\S+ pid=\d+\) )?(?:ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Changed|Exception): .+)")
+_ERROR_LINE = re.compile(r"^(?:\(\S+ pid=\d+\) )?(?:ERROR [^]]*\] )?((?:\w+\.)*\w*(?:Error|Changed|Exception): .+)")
 
 
 class NoAnswerError(Exception):
@@ -158,13 +158,13 @@ def _start_failure(error: RuntimeError, log: str | None) -> EngineLostError:
 
 
 def _last_error(log: str | None) -> str | None:
-    """The first line of a log that states an exception of an engine core, FlexFloor's own before others."""
+    """The last line of a log that states the exception of an engine core, FlexFloor's own before others."""
     if log is None:
         return None
     try:
         lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    found = [match[1] for line in lines if (match := _ERROR_LINE.search(line))]
+    found = [match[1] for line in lines if "pid=" in line and (match := _ERROR_LINE.match(line))]
     own = [text for text in found if text.startswith("flexfloor.")]
-    return (own or found or [None])[0]
+    return (own or found or [None])[-1]

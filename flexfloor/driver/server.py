@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 from collections import Counter
@@ -145,6 +146,8 @@ class RolloutServer:
             await asyncio.to_thread(end_processes, [process.pid for process in processes if process.pid], GRACE_S)
             for process in processes:
                 process.join(timeout=GRACE_S)
+            del engines, processes
+            gc.collect()  # AsyncLLM stands in cycles and complains when it is found only at the interpreter's end
         if self._reaper is not None:
             self._reaper.terminate()
             self._reaper.wait()
