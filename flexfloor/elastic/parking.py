@@ -35,11 +35,6 @@ class Parking:
         self._ballot.conclude(Phase.PARK, self._park)
         self.releasing = True
 
-    def again(self) -> None:
-        """A restore was undone after this rank woke: ``undo`` started to give its memory back once more."""
-        self._ballot.emit("sleep_start")
-        self.releasing = True
-
     def _park(self) -> None:
         self._ballot.emit("sleep_start")
         self._worker.park()

@@ -79,7 +79,6 @@ def wake_all(seat: Seat) -> None:
         seat.ballot.emit("wake_end")
     seat.placement = target
     seat.asleep = set()
-    seat.woken = False
     seat.ballot.show(Phase.IDLE)
 
 
@@ -88,7 +87,6 @@ def _wake_acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
         if seat.rank in ticket.woken:
             seat.ballot.emit("wake_start")
         seat.worker.wake(ticket)
-        seat.woken = seat.rank in ticket.woken
 
     return [(Phase.RESTORE_WAKE, wake), (Phase.RESTORE_MOVE, lambda: seat.worker.refill(ticket))]
 
@@ -102,9 +100,6 @@ def _abandon(seat: Seat, ticket: Ticket, phase: Phase, failed: list[int]) -> Non
     seat.restore_attempts += 1
     if seat.restore_attempts >= MAX_ATTEMPTS:
         raise TransitionError(failed[0], phase.label, "the full world could not be restored")
-    if seat.woken:
-        seat.woken = False
-        seat.parking.again()
     seat.go(RankState.MEMBER if seat.rank in seat.world.members else RankState.PARKED)
     if seat.rank == ticket.before[0]:
         reason = f"rank {failed[0]} failed in {phase.label}, attempt {seat.restore_attempts} of {MAX_ATTEMPTS}"

@@ -29,7 +29,6 @@ class Seat:
         state: this rank's state.
         step: the installed step, None between steps.
         asleep: ranks of the full world whose memory is released (after a topology restore).
-        woken: this rank's memory came back in a transition that is not confirmed yet.
         leaving: this rank has left the world and waits for the survivors' first step.
         committed: the stage_commit event to write after that first step.
         channel_broken: the row-transfer channel failed and is rebuilt by the next ticket.
@@ -47,7 +46,7 @@ class Seat:
         self.asleep: set[int] = set()
         self.worker, self.ballot = worker, ballot
         self.parking = Parking(ballot, worker)
-        self.woken = self.leaving = False
+        self.leaving = False
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False
         self.restore_attempts = 0
@@ -84,5 +83,5 @@ class Seat:
         self.world.attempts.clear()
         self.asleep = set(asleep)
         self.go(RankState.MEMBER)
-        self.woken = self.channel_broken = False
+        self.channel_broken = False
         self.restore_attempts = 0

@@ -59,7 +59,7 @@ class Worker(Protocol):
     def undo(self, ticket: Ticket) -> None:
         """Back to the world before; called on every rank when any phase failed.
 
-        A rank whose ``wake`` succeeded starts to give its memory back, as in ``park``.
+        Memory that ``wake`` brought back stays: the next attempt finds it awake and fills it.
         """
 
     def confirm(self, ticket: Ticket) -> None:

@@ -247,8 +247,6 @@ class FakeWorker:
         if self._before is not None:
             self.group, self.map = self._before
         self._before = self._next = None
-        if self.rank in ticket.woken:
-            self._start_release()
 
     def confirm(self, ticket: Ticket) -> None:
         self._called("confirm")
@@ -289,7 +287,8 @@ class FakeWorker:
             return
         if self._polls is not None:
             raise ProtocolError("memory is still being released")
-        self.released = False
+        if self.released:
+            self.released, self.dense, self.rows = False, False, [None] * len(self.rows)
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
         self._called("refill")
@@ -635,7 +634,7 @@ NEXT: dict[str, set[str]] = {
     "sleep_start": {"sleep_end", "restore_start"},
     "sleep_end": {"restore_start", "wake_start", "restore_end"},
     "restore_start": {"sleep_end", "wake_start", "restore_end", "restore_start", "detach_start"},
-    "wake_start": {"wake_end", "restore_start", "sleep_start"},
+    "wake_start": {"wake_end", "restore_start"},
     "wake_end": {"restore_end", "detach_start", "restore_start", "wake_start"},
     "restore_end": {"detach_start", "restore_start", "wake_start"},
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from elastic_sim import AbsentError, Ask, Engine, PeerLostError, Script, Sim, asks
 
+from flexfloor.elastic import parking
 from flexfloor.elastic.decision import MAX_ATTEMPTS
 from flexfloor.elastic.shrinking import BACKOFF_SYNCS
 from flexfloor.elastic.states import RESTORE_PHASES, SHRINK_PHASES, Phase
@@ -210,8 +211,11 @@ def test_a_release_that_fails_later_is_reported_by_its_rank(tmp_path: Path) -> N
     assert sim.ranks[1].named("sleep_end") == []
 
 
-def test_a_release_that_never_ends_is_named_when_the_full_world_is_wanted(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, 4, polls=10**9, deadline_s=0.02)
+def test_a_release_that_never_ends_is_named_when_the_full_world_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "RELEASE_DEADLINE_S", 0.02)
+    sim = Sim(tmp_path, 4, polls=10**9)
     with pytest.raises(TransitionError, match=r"'park': memory was not given back within 0\.02 s"):
         sim.rollout(Script(STAIRS, (4, 2)))
     assert {e.fields["where"] for e in sim.named("fault")} == {"park"}
