@@ -116,24 +116,42 @@ class ElasticCore:
         self.engine, self.settings = engine, settings
         self.worker = CoreWorker(engine)
         self.facts: dict[str, Any] = self.worker.call("facts")
-        self.events = EventWriter(
-            Path(settings.events_dir) / f"rank-{rank}.jsonl", run=settings.run, rank=rank, replica=settings.replica
-        )
+        self.events = self._writer(settings.events_dir, settings.run)
+        self._log = (settings.events_dir, settings.run)
         placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
         exchange = exchange_over(lambda: engine.dp_group, rank, settings.world_size)
         board = Board(settings.board, settings.world_size)
         ballot = Ballot(rank, exchange, self._emit, board, FaultPlan.of(settings.faults, rank))
         self.session = Session(settings.world_size, placement, self.worker, ballot, deadline_s=settings.deadline_s)
+        self._steps = 0
         self._dummy_steps, self._dummy_seconds = 0, 0.0
         self._preempted: dict[str, int] = {}
         lifetime.follow_parent()
 
+    def _writer(self, folder: str, run: str) -> EventWriter:
+        rank = int(self.engine.dp_rank)
+        return EventWriter(Path(folder) / f"rank-{rank}.jsonl", run=run, rank=rank, replica=self.settings.replica)
+
+    def _write_to(self, folder: str, run: str) -> None:
+        """Later events go to another run's folder (one server serves several runs)."""
+        if (folder, run) != self._log:
+            self.events.close()
+            self.events, self._log = self._writer(folder, run), (folder, run)
+
     def _emit(self, event: str, **fields: Any) -> None:
         t = fields.pop("t", None)
+        if event in ("detach_end", "generation_end"):
+            self._audit()
         if event == "wake_end":
             fields.setdefault("kv_tokens", self.kv_tokens())
             fields.setdefault("floor", len(self.session.world.members))
         self.events.emit(event, t=t, **fields)
+
+    def _audit(self) -> None:
+        """Model steps with requests since the last audit: replayed from a full graph, or eager."""
+        steps, self._steps = self._steps, 0
+        full = min(steps, int(self.worker.call("graph_replays")))
+        self.events.emit("decode_audit", full=full, eager=steps - full)
 
     def kv_tokens(self) -> int:
         """Usable KV tokens of this rank."""
@@ -173,7 +191,15 @@ class ElasticCore:
         """False while this rank is parked or held at the gate."""
         return not self.session.idle
 
-    def dummy(self, run: Any) -> None:
+    def step(self, run: Callable[[], bool]) -> bool:
+        """The engine's own step, if this rank may run the model now; returns whether the model ran."""
+        if not self.may_step():
+            return False
+        executed = run()
+        self._steps += int(executed)
+        return executed
+
+    def dummy(self, run: Callable[[], None]) -> None:
         """A dummy batch for the others' sake: counted and timed; none while parked or held."""
         if not self.may_step():
             return
@@ -222,6 +248,7 @@ class ElasticCore:
             auto_close=values.get("auto_close", True),
             end=values.get("end", "full"),
         )
+        self._write_to(values.get("events_dir", self._log[0]), values.get("run", self._log[1]))
         self.events.set_step(values["epoch"], values["step"], values.get("seed"))
         self.session.install(step)
         return json.dumps({**self.session.status(), "digest": step.digest, "kv_tokens": self.kv_tokens()})
@@ -277,9 +304,7 @@ def patch() -> None:
 
     def _process_engine_step(self: Any) -> bool:
         elastic = elastic_of(self)
-        if elastic is not None and not elastic.may_step():
-            return False
-        return engine_step(self)
+        return engine_step(self) if elastic is None else elastic.step(lambda: engine_step(self))
 
     def execute_dummy_batch(self: Any) -> None:
         elastic = elastic_of(self)

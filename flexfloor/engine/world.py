@@ -78,6 +78,10 @@ class ElasticWorld:
             "memory_used": self._device.memory_used(),
         }
 
+    def graph_replays(self) -> int:
+        """See :meth:`flexfloor.engine.devices.base.Device.graph_replays`."""
+        return self._device.graph_replays()
+
     # -- phases of a shrink ----------------------------------------------------------------
 
     def prepare(self, ticket: Ticket) -> None:

@@ -103,8 +103,8 @@ class Device(ABC):
         """Make decode graphs ready for the current world; {} where there are none."""
 
     @abstractmethod
-    def audit(self) -> dict[str, int]:
-        """Decode steps since the last call: {"full": n, "eager": n}."""
+    def graph_replays(self) -> int:
+        """Steps that were replayed from a full decode graph since the last call."""
 
     @abstractmethod
     def release(self, tensors: Sequence[torch.Tensor]) -> int:

@@ -47,7 +47,6 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Any, int]] = {}
-        self._steps = 0
 
     def limits(self) -> Limits:
         """No graphs; KV is sized once at start."""
@@ -118,9 +117,9 @@ class CpuDevice(Device):
         """Nothing to capture."""
         return {}
 
-    def audit(self) -> dict[str, int]:
-        """Every decode step is eager by design; nothing is counted as a lost graph."""
-        return {}
+    def graph_replays(self) -> int:
+        """None: CPU has no graphs."""
+        return 0
 
     def release(self, tensors: Sequence[torch.Tensor]) -> int:
         """Empty the storages and hand free heap pages to the system; returns the storages' bytes."""
