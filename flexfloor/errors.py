@@ -3,9 +3,10 @@
 FlexFloorError
 ├── InputError          bad file, flag or configuration: the CLI prints one line and exits with 2
 ├── RefusedError        a run that cannot work is refused before anything starts; names the remedy (exit 2)
-├── UpstreamChanged     a symbol of vLLM, vllm-ascend or verl that we rely on is gone or has changed
+├── UpstreamChangedError a symbol of vLLM, vllm-ascend or verl that we rely on is gone or has changed
 ├── PlanningError       the solver failed where the fallback does not apply
 ├── ProtocolError       an illegal move in the elastic protocol (a bug, never a user's fault)
+├── PeerLostError       a joint operation failed because another rank did not take part in it
 ├── TransitionError     a transition failed after its point of no return; names rank and phase
 └── EngineLostError     an engine process died or hung; names rank and phase
 """
@@ -49,7 +50,7 @@ class RefusedError(FlexFloorError):
         super().__init__(f"{what}; {remedy}")
 
 
-class UpstreamChanged(FlexFloorError):
+class UpstreamChangedError(FlexFloorError):
     """A private symbol of an upstream package is missing or differs from the tested one."""
 
     def __init__(self, package: str, symbol: str, why: str, tested: str) -> None:
@@ -63,6 +64,10 @@ class PlanningError(FlexFloorError):
 
 class ProtocolError(FlexFloorError):
     """An illegal move in the elastic protocol."""
+
+
+class PeerLostError(FlexFloorError):
+    """A joint operation failed because another rank did not take part; the fault is not this rank's own."""
 
 
 class TransitionError(FlexFloorError):

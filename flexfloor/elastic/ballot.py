@@ -15,7 +15,10 @@ from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.states import Phase, RankState
 from flexfloor.elastic.ticket import Exchange
 from flexfloor.elastic.vector import Row
-from flexfloor.errors import ProtocolError, TransitionError
+from flexfloor.errors import PeerLostError, ProtocolError, TransitionError
+
+DONE, WAITED, FAILED = 1, -1, -2
+"""Votes: done; failed because another rank did not come; failed by this rank's own fault."""
 
 Act = Callable[[], dict[str, Any] | None]
 
@@ -87,27 +90,29 @@ class Ballot:
         """Run ``act`` here, then learn where it failed.
 
         Returns:
-            The ranks that failed (empty: go on), and what ``act`` returned with the phase's own
+            The ranks that failed, those at fault before those that only waited for them (empty: go
+            on), and what ``act`` returned with the phase's own
             duration in seconds under the phase's name.
 
         Raises:
             ProtocolError: the ranks are not in the same phase.
         """
         parts: dict[str, Any] = {}
-        vote = 1
+        vote = DONE
         began = self.clock()
         try:
             self.enter(phase)
             parts = dict(act() or {})
         except Exception as error:  # noqa: BLE001 - any failure of a phase becomes a vote
-            vote = -1
+            vote = WAITED if isinstance(error, PeerLostError) else FAILED
             self.fault(phase, error)
         parts.setdefault(phase.label, self.clock() - began)
         rows, _ = self.meet(Row(vote=vote, phase=int(phase)))
         astray = [rank for rank, row in enumerate(rows) if row.phase != phase]
         if astray:
             raise ProtocolError(f"ranks {astray} are not in phase {phase.label}")
-        return [rank for rank, row in enumerate(rows) if row.vote < 0], parts
+        failed = [rank for rank, row in enumerate(rows) if row.vote < 0]
+        return sorted(failed, key=lambda rank: (rows[rank].vote, rank)), parts
 
     def conclude(self, phase: Phase, act: Callable[[], None]) -> None:
         """Run what cannot be undone any more.

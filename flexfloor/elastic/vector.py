@@ -33,7 +33,7 @@ class Row(NamedTuple):
     busy: int = 0
     """1 while batches are in flight (a transition waits until none are)."""
     vote: int = 0
-    """Vote on a phase: 1 done, -1 failed, 0 no vote."""
+    """Vote on a phase, see :mod:`flexfloor.elastic.ballot`; 0 without one."""
     phase: int = 0
     """The phase voted on."""
 

@@ -26,6 +26,7 @@ from flexfloor.elastic.vector import Row, decode, encode
 from flexfloor.engine import lifetime
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.worker import EXTENSION
+from flexfloor.errors import ProtocolError
 from flexfloor.events import EventWriter
 
 GATE_PAUSE_S = 0.001
@@ -45,13 +46,13 @@ class RpcWorker:
         self.call("prepare", ticket)
 
     def stage(self, ticket: Ticket) -> dict[str, float]:
-        return self.call("stage", ticket)
+        return dict(self.call("stage", ticket))
 
     def switch(self, ticket: Ticket) -> None:
         self.call("switch", ticket)
 
     def capture(self, ticket: Ticket) -> dict[str, Any]:
-        return self.call("capture", ticket)
+        return dict(self.call("capture", ticket))
 
     def trial(self, ticket: Ticket) -> None:
         self.call("trial", ticket)
@@ -66,13 +67,14 @@ class RpcWorker:
         self.call("park")
 
     def park_report(self) -> dict[str, Any] | None:
-        return self.call("park_report")
+        report: dict[str, Any] | None = self.call("park_report")
+        return report
 
     def wake(self, ticket: Ticket) -> None:
         self.call("wake", ticket)
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
-        return self.call("refill", ticket)
+        return dict(self.call("refill", ticket))
 
     def switch_back(self, ticket: Ticket) -> None:
         self.call("switch_back", ticket)
@@ -279,7 +281,20 @@ class ElasticCore:
 
 def elastic_of(engine: Any) -> ElasticCore | None:
     """The FlexFloor part of an engine core, None for engines that do not use it."""
-    return engine.__dict__.get("_flexfloor")
+    elastic: ElasticCore | None = engine.__dict__.get("_flexfloor")
+    return elastic
+
+
+def required(engine: Any) -> ElasticCore:
+    """The FlexFloor part of an engine core that must have one.
+
+    Raises:
+        ProtocolError: the engine was started without FlexFloor.
+    """
+    elastic = elastic_of(engine)
+    if elastic is None:
+        raise ProtocolError("this engine was started without the FlexFloor worker extension")
+    return elastic
 
 
 def patch() -> None:
@@ -320,10 +335,10 @@ def patch() -> None:
         add_request(self, request, request_wave)
 
     def flexfloor_install(self: Any, text: str) -> str:
-        return self.__dict__["_flexfloor"].install(text)
+        return required(self).install(text)
 
     def flexfloor_call(self: Any, name: str, text: str) -> str:
-        return self.__dict__["_flexfloor"].call(name, text)
+        return required(self).call(name, text)
 
     DPEngineCoreProc.run_busy_loop = _run_busy_loop
     DPEngineCoreProc._has_global_unfinished_reqs = _has_global_unfinished_reqs

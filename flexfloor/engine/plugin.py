@@ -12,7 +12,7 @@ def register() -> None:
     """Patch this process for elastic EP; idempotent.
 
     Raises:
-        UpstreamChanged: this vLLM is not the tested one.
+        UpstreamChangedError: this vLLM is not the tested one.
     """
     global _registered
     from flexfloor.engine.settings import EngineSettings

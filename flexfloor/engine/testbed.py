@@ -159,9 +159,9 @@ class Bed:
                 self.close()
                 raise EngineLostError(missing[0], what, f"no answer within {within_s} s from ranks {missing}")
             for pipe in ready:
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                rank = next(r for r, own in enumerate(self._pipes) if own is pipe)
                 try:
-                    answer = pipe.recv()  # type: ignore[union-attr]
+                    answer = self._pipes[rank].recv()
                 except EOFError:
                     answer = RuntimeError("the process died")
                 if isinstance(answer, Exception):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from flexfloor.errors import UpstreamChanged
+from flexfloor.errors import UpstreamChangedError
 
 VLLM_TESTED = ("0.30.0",)
 TORCH_TESTED = "2.11 to 2.13"
@@ -191,21 +191,21 @@ COMBINE: tuple[Symbol, ...] = tuple(
 
 
 def check(symbols: tuple[Symbol, ...]) -> None:
-    """Raise UpstreamChanged for the first symbol that is missing or has other parameters."""
+    """Raise UpstreamChangedError for the first symbol that is missing or has other parameters."""
     for symbol in symbols:
         package = symbol.module.split(".")[0]
         tested = TORCH_TESTED if package == "torch" else ", ".join(VLLM_TESTED)
         where = f"{symbol.module}.{symbol.name}"
         try:
-            found = importlib.import_module(symbol.module)
+            found: Any = importlib.import_module(symbol.module)
             for part in symbol.name.split("."):
                 found = getattr(found, part)
         except (ImportError, AttributeError) as error:
-            raise UpstreamChanged(package, where, f"is gone (it was {symbol.why})", tested) from error
+            raise UpstreamChangedError(package, where, f"is gone (it was {symbol.why})", tested) from error
         parameters = tuple(inspect.signature(inspect.unwrap(found)).parameters)
         missing = [name for name in symbol.parameters if name not in parameters]
         if missing:
-            raise UpstreamChanged(package, where, f"lost the parameters {missing} (it is {symbol.why})", tested)
+            raise UpstreamChangedError(package, where, f"lost the parameters {missing} (it is {symbol.why})", tested)
 
 
 def check_version() -> None:
@@ -214,4 +214,4 @@ def check_version() -> None:
 
     base = vllm.__version__.split("+")[0]
     if base not in VLLM_TESTED:
-        raise UpstreamChanged("vllm", f"version {vllm.__version__}", "was not tested", ", ".join(VLLM_TESTED))
+        raise UpstreamChangedError("vllm", f"version {vllm.__version__}", "was not tested", ", ".join(VLLM_TESTED))

@@ -21,7 +21,7 @@ class ElasticWorkerExtension:
 
 
 def _world_of(worker: Any) -> ElasticWorld:
-    world = worker.__dict__.get("_flexfloor_world")
+    world: ElasticWorld | None = worker.__dict__.get("_flexfloor_world")
     if world is None:
         settings = EngineSettings.from_env()
         if settings is None:

@@ -8,6 +8,8 @@ sampler are never touched.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.groups import Groups, coordinator_fields, fields_of, put
 from flexfloor.engine.memory import Memory
 from flexfloor.engine.settings import EngineSettings
-from flexfloor.errors import ProtocolError
+from flexfloor.errors import PeerLostError, ProtocolError
 
 
 @dataclass
@@ -94,6 +96,10 @@ class ElasticWorld:
 
     def stage(self, ticket: Ticket) -> dict[str, float]:
         """Rows into inactive rows of survivors, then the survivors' groups."""
+        with self._joint():
+            return self._stage(ticket)
+
+    def _stage(self, ticket: Ticket) -> dict[str, float]:
         from vllm.config import set_current_vllm_config
 
         began = time.perf_counter()
@@ -138,7 +144,8 @@ class ElasticWorld:
         if self._next is None:
             raise ProtocolError("no next world to try")
         self._device.set_deadline(self._next, ticket.deadline_s)
-        self._worker.execute_dummy_batch()
+        with self._joint():
+            self._worker.execute_dummy_batch()
         self._device.set_deadline(self._next, STEP_DEADLINE_S)
 
     def undo(self, ticket: Ticket) -> None:
@@ -173,6 +180,10 @@ class ElasticWorld:
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
         """Whole weights from a donor to each woken rank, then the expert rows of the full world."""
+        with self._joint():
+            return self._refill(ticket)
+
+    def _refill(self, ticket: Ticket) -> dict[str, float]:
         began = time.perf_counter()
         channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
         sends: dict[int, list[Any]] = {}
@@ -203,6 +214,16 @@ class ElasticWorld:
         """Point this rank at the full world."""
         self._before = self._topology()
         self._apply(self._full)
+
+    @contextmanager
+    def _joint(self) -> Iterator[None]:
+        """Tell a failure of another rank from one of this rank's own."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._device.peer_lost(error):
+                raise PeerLostError(f"another rank did not take part: {str(error).splitlines()[0]}") from error
+            raise
 
     # -- topology ------------------------------------------------------------------------------
 
@@ -236,7 +257,7 @@ class ElasticWorld:
 
     def _set_dp(self, size: int, rank: int) -> None:
         """DP size and rank wherever the worker reads them (one object or copies of it)."""
-        owners = (self._config, self._worker, self._runner, getattr(self._runner, "vllm_config", None))
+        owners: tuple[Any, ...] = (self._config, self._worker, self._runner, getattr(self._runner, "vllm_config", None))
         configs = {id(o.parallel_config): o.parallel_config for o in owners if hasattr(o, "parallel_config")}
         for config in configs.values():
             config.data_parallel_size = size

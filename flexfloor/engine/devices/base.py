@@ -99,6 +99,10 @@ class Device(ABC):
         """Copy tensors between ranks: to and from each peer in list order. Returns bytes received."""
 
     @abstractmethod
+    def peer_lost(self, error: Exception) -> bool:
+        """Whether ``error`` says that another rank did not come (time-out, closed connection)."""
+
+    @abstractmethod
     def capture(self, runner: Any) -> dict[str, Any]:
         """Make decode graphs ready for the current world; {} where there are none."""
 

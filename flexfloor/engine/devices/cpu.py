@@ -19,6 +19,8 @@ from torch.distributed import ProcessGroup, Store
 
 from flexfloor.engine.devices.base import Device, Group, Limits
 
+PEER_SIGNS = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
+
 
 def gloo_group(name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> ProcessGroup:
     """A gloo group over ``ranks`` alone, under an agreed name.
@@ -112,6 +114,10 @@ class CpuDevice(Device):
             for tensor, part in zip(tensors, packed.split(sizes), strict=True):
                 tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         return sum(packed.numel() for packed, _ in staged)
+
+    def peer_lost(self, error: Exception) -> bool:
+        """Gloo and the rendezvous store say so in words only."""
+        return any(sign in str(error).lower() for sign in PEER_SIGNS)
 
     def capture(self, runner: Any) -> dict[str, Any]:
         """Nothing to capture."""

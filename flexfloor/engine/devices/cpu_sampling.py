@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class RewindingGenerator(torch.Generator):
+class RewindingGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose last sample can be taken back."""
 
     _DISCARDED = 4

@@ -1,0 +1,193 @@
+"""What the elastic engine costs and gives back, measured on real vLLM engines in one run.
+
+1. Overhead without a plan: four stock engines and four with FlexFloor's hooks stand side by side and run the same
+   requests in turn (stock, ours, ours, stock, ...); the figure is the ratio of throughputs, pair by pair. Stock on CPU
+   means stock vLLM plus what it lacks to run EP there at all (engine/devices/cpu_ops.py), on both sides.
+2. Transitions: rollouts that shrink 4 -> 2 -> 1 and restore; time by part (median, max) and bytes given back, from the
+   event log.
+
+Usage: python tools/bench_engine.py --model recipes/data/tiny-moe [--pairs 8] [--rollouts 12] [--json out.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flexfloor.config import config_from_mapping
+from flexfloor.driver.engines import Engines
+from flexfloor.driver.orders import Request, Sampling
+from flexfloor.driver.spec import ServerSpec
+
+RANKS = 4
+BUSY = [[96] * 6] * RANKS
+SKEWED = [[80, 20], [10, 8], [40, 12], [9, 10]]
+
+
+def spec(model: Path, folder: Path, *, stock: bool) -> ServerSpec:
+    """How one arm is started."""
+    section = {
+        "world_size": RANKS,
+        "responses_per_prompt": 1,
+        "step_prompts": RANKS,
+        "floors": {"natural": [1, 2]},
+        "engine": {"kv_cache_bytes": 64 << 20, "max_num_seqs": 16, "max_model_len": 512, "block_size": 32},
+    }
+    made = ServerSpec.of(
+        config_from_mapping(section),
+        model,
+        events_dir=folder / "events",
+        board=folder / "board",
+        run="bench",
+        smallest_floor=RANKS if stock else 1,
+    )
+    if stock:
+        del made.engine["worker_extension_cls"]
+    return made
+
+
+async def drain(queue: Any) -> int:
+    """Tokens of one request."""
+    tokens = 0
+    while True:
+        output = queue.get_nowait() or await queue.get()
+        tokens += len(output.outputs[0].token_ids)
+        if output.finished:
+            return tokens
+
+
+async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]]) -> float:
+    """All requests at once; tokens per second."""
+    sampling = Sampling(temperature=0.0, ignore_eos=True)
+    began = time.perf_counter()
+    queues = [
+        await engines.submit(
+            f"{name}.{rank}.{i}", Request("bench", i, rank, (5 + rank, 7 + i, 9), n, i, False), sampling, rank
+        )
+        for rank, row in enumerate(lengths)
+        for i, n in enumerate(row)
+    ]
+    tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
+    return tokens / (time.perf_counter() - began)
+
+
+async def overhead(stock: Engines, ours: Engines, pairs: int) -> dict[str, Any]:
+    """Ratios ours / stock of neighbouring runs, order alternating."""
+    await rollout(stock, "warm", BUSY)
+    await rollout(ours, "warm", BUSY)
+    ratios = []
+    for pair in range(pairs):
+        order = [("stock", stock), ("ours", ours)]
+        speed = {}
+        for label, engines in order if pair % 2 else reversed(order):
+            speed[label] = await rollout(engines, f"{label}{pair}", BUSY)
+        ratios.append(speed["ours"] / speed["stock"])
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "ratios": ratios}
+
+
+async def transitions(ours: Engines, folder: Path, rollouts: int) -> dict[str, Any]:
+    """Shrinks and restores of ``rollouts`` steps, by part."""
+    for step in range(rollouts):
+        await ours.forget_prompts()
+        await ours.install(
+            {
+                "digest": f"{step + 1:032x}",
+                "epoch": 0,
+                "step": step,
+                "ladder": [4, 2, 1],
+                "expected": [len(row) for row in SKEWED],
+                "rank_order": list(range(RANKS)),
+            },
+            60,
+        )
+        await rollout(ours, f"t{step}", SKEWED)
+        while any(status["step"] is not None for status in await ours.call("status", {}, 60)):
+            await asyncio.sleep(0.01)
+    events = [
+        json.loads(line) for path in (folder / "events").glob("rank-*.jsonl") for line in path.read_text().splitlines()
+    ]
+    found: dict[str, Any] = {}
+    for target in (2, 1):
+        commits = [e for e in events if e["event"] == "stage_commit" and e["to"] == target]
+        parts = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
+        found[f"EP {2 * target} -> {target}"] = {p: spread([c[p] for c in commits if p in c]) for p in parts}
+        found[f"EP {2 * target} -> {target}"]["total"] = spread(
+            [
+                sum(c[p] for p in ("prepare", "stage", "switch", "capture", "trial") if isinstance(c.get(p), float))
+                + c["move"]
+                + c["groups"]
+                + c["channel"]
+                for c in commits
+            ]
+        )
+    found["restore"] = {"total": spread([e["duration"] for e in events if e["event"] == "restore_end"])}
+    sleeps = [e for e in events if e["event"] == "sleep_end"]
+    found["released_bytes"] = {
+        "weights and KV": spread([e["released_bytes"] for e in sleeps]),
+        "process": spread([e["process_bytes_before"] - e["process_bytes_after"] for e in sleeps]),
+    }
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and maximum."""
+    return {"median": statistics.median(values), "max": max(values), "n": len(values)} if values else {}
+
+
+def show(result: dict[str, Any]) -> None:
+    """The figures as tables."""
+    console = Console()
+    ratio = result["overhead"]
+    console.print(
+        f"throughput without a plan, ours / stock: median {ratio['median']:.4f} "
+        f"(min {ratio['min']:.4f}, max {ratio['max']:.4f}, {len(ratio['ratios'])} pairs)"
+    )
+    for name, parts in result["transitions"].items():
+        table = Table("part", "median", "max", "n", title=name)
+        scale, unit = (2**20, "MiB") if name == "released_bytes" else (1e-3, "ms")
+        for part, values in parts.items():
+            if values:
+                table.add_row(part, *(f"{values[k] / scale:.2f} {unit}" for k in ("median", "max")), str(values["n"]))
+        console.print(table)
+
+
+async def main() -> None:
+    """Run both measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--rollouts", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        arms = {}
+        for label in ("stock", "ours"):
+            made = spec(options.model, Path(folder) / label, stock=label == "stock")
+            os.environ.update(made.environment())
+            arms[label] = Engines.start(made)
+        try:
+            result = {
+                "overhead": await overhead(arms["stock"], arms["ours"], options.pairs),
+                "transitions": await transitions(arms["ours"], Path(folder) / "ours", options.rollouts),
+            }
+        finally:
+            for engines in arms.values():
+                engines.shut_down()
+    show(result)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
