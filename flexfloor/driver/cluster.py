@@ -1,7 +1,7 @@
 """Ray up and down: one local Ray for one command, gone when the command is.
 
-Ray's own processes die with this one (it asks the kernel for that), what vLLM starts below the server actor dies
-with :mod:`flexfloor.driver.reaper`; ``close`` checks that nothing is left.
+Ray's own processes die with this one (it asks the kernel for that), what vLLM starts below the server actor follows
+the actor (:mod:`flexfloor.driver.children`); ``close`` checks that nothing is left.
 """
 
 from __future__ import annotations

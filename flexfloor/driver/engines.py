@@ -14,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from flexfloor.driver.checks import device_slots
+from flexfloor.driver.children import ForkServer, Spawn, children_of, warm_up
 from flexfloor.driver.orders import Request, Sampling
 from flexfloor.driver.spec import CPU_KV_BYTES, ServerSpec
 from flexfloor.driver.watchdog import SUPPORT
@@ -57,17 +59,21 @@ class Engines:
         Raises:
             EngineLostError: an engine process ended while starting.
         """
+        if device_slots() is None:
+            warm_up()
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
         arguments = {"distributed_executor_backend": UniProcExecutor, **spec.engine}
-        if current_platform.is_cpu():
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
             arguments["enforce_eager"] = True
             arguments.setdefault("kv_cache_memory_bytes", CPU_KV_BYTES)
         try:
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            with children_of(ForkServer() if on_cpu else Spawn()):
+                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except RuntimeError as error:
             raise _start_failure(error, spec.log) from error
         return cls(llm, spec.world_size)

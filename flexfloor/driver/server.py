@@ -15,13 +15,11 @@ import asyncio
 import contextlib
 import gc
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flexfloor.driver import reaper
 from flexfloor.driver.engines import CallFailedError, Engines, NoAnswerError
 from flexfloor.driver.orders import Progress, Request, Response, StepOrder
 from flexfloor.driver.processes import GRACE_S, end_processes
@@ -51,7 +49,6 @@ class RolloutServer:
         self._board = Board(spec.settings.board, spec.world_size)
         self._engines: Engines | None = None
         self._watchdog: Watchdog | None = None
-        self._reaper: subprocess.Popen[bytes] | None = None
         self._environment: dict[str, str | None] = {}
         self._lost: asyncio.Future[EngineLostError] | None = None
         self._order: StepOrder | None = None
@@ -67,7 +64,6 @@ class RolloutServer:
             EngineLostError: an engine did not start.
         """
         self._set_environment()
-        self._reaper = reaper.start(os.getpid())
         loop = asyncio.get_running_loop()
         lost: asyncio.Future[EngineLostError] = loop.create_future()
         self._lost = lost
@@ -148,10 +144,6 @@ class RolloutServer:
                 process.join(timeout=GRACE_S)
             del engines, processes
             gc.collect()  # AsyncLLM stands in cycles and complains when it is found only at the interpreter's end
-        if self._reaper is not None:
-            self._reaper.terminate()
-            self._reaper.wait()
-            self._reaper = None
         self._restore_environment()
 
     # -- a step ----------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def replica(tmp_path_factory, tiny_checkpoint):
 
 @pytest.fixture
 def processes_below():
-    """Live processes below a process (this one without an argument), but for multiprocessing's own tracker."""
+    """Live processes below a process (this one without an argument), but for multiprocessing's own."""
 
     def below(pid=None):
         try:
@@ -50,7 +50,9 @@ def processes_below():
 
 def _matters(process):
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
+        command = " ".join(process.cmdline())
+        own = "resource_tracker" in command or "forkserver" in command
+        return process.status() != psutil.STATUS_ZOMBIE and not own
     except psutil.NoSuchProcess:
         return False
 

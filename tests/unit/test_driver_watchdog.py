@@ -1,19 +1,17 @@
-"""The watchdog and the reaper, on real processes."""
+"""The watchdog and the guarded children, on real processes."""
 
 import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import psutil
 import pytest
 
-from flexfloor.driver import reaper
-from flexfloor.driver.processes import end_processes
+from flexfloor.driver import children
+from flexfloor.driver.processes import alive, end_processes, wait_gone
 from flexfloor.driver.watchdog import SUPPORT, Death, Watchdog, culprit, last_fault
 from flexfloor.elastic.board import Board, Status, beat
 from flexfloor.elastic.states import Phase, RankState
@@ -21,9 +19,13 @@ from flexfloor.elastic.states import Phase, RankState
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def _sleep(deaf=False):
-    if deaf:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _sleep():
+    time.sleep(300)
+
+
+def _deaf(note):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note.write_text("deaf")
     time.sleep(300)
 
 
@@ -94,9 +96,10 @@ def test_a_killed_rank_is_named_with_its_phase_and_all_are_ended(replica):
     assert one.alive == []
 
 
-def test_a_deaf_process_is_killed_after_the_grace(replica):
-    one = replica((_sleep, (True,)), (_sleep, ()), (_sleep, ()))
-    time.sleep(1.0)
+def test_a_deaf_process_is_killed_after_the_grace(replica, tmp_path):
+    note = tmp_path / "note"
+    one = replica((_deaf, (note,)), (_sleep, ()), (_sleep, ()))
+    read(note)
     os.kill(one.processes[1].pid, signal.SIGKILL)
     assert one.told.wait(20)
     assert one.processes[0].exitcode == -signal.SIGKILL
@@ -172,44 +175,67 @@ def test_faults_of_earlier_steps_explain_nothing(tmp_path):
     assert last_fault(tmp_path / "none", since=0.0) is None
 
 
-def test_the_reaper_ends_what_a_killed_server_leaves(tmp_path):
-    """A parent with a child and a grandchild is killed; both follow, and the reaper ends itself."""
-    note = tmp_path / "pids"
-    grandchild = "import subprocess,sys,time;p=subprocess.Popen([sys.executable,'-c','import time;time.sleep(300)']);"
-    grandchild += f"open({str(note)!r},'w').write(str(p.pid));time.sleep(300)"
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import subprocess,sys,time;subprocess.Popen([sys.executable,'-c',{grandchild!r}]);time.sleep(300)",
-        ]
-    )
-    guard = reaper.start(parent.pid)
-    try:
-        end = time.monotonic() + 20
-        while not (note.exists() and note.read_text()) and time.monotonic() < end:
-            time.sleep(0.05)
-        left = psutil.Process(parent.pid).children(recursive=True)
-        assert len(left) == 2
-        time.sleep(3 * reaper.PERIOD_S)
-        parent.kill()
-        parent.wait()
-        _, alive = psutil.wait_procs(left, timeout=15)
-        assert alive == []
-        assert guard.wait(timeout=15) == 0
-    finally:
-        end_processes([parent.pid, guard.pid], grace_s=0.5)
+def _children_then_sleep(note, context):
+    child = context.Process(target=_sleep)
+    child.start()
+    note.write_text(f"{child.pid} {os.environ['FLEXFLOOR_TEST']}")
+    time.sleep(300)
 
 
-def test_the_reaper_leaves_a_running_server_alone():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    guard = reaper.start(os.getpid())
-    try:
-        time.sleep(4 * reaper.PERIOD_S)
-        assert child.poll() is None
-        assert guard.poll() is None
-    finally:
-        guard.terminate()
-        guard.wait()
-        child.kill()
-        child.wait()
+def _say_environment(note):
+    note.write_text(os.environ.get("FLEXFLOOR_TEST", "unset"))
+
+
+@pytest.fixture(params=[children.ForkServer, children.Spawn])
+def context(request, monkeypatch):
+    monkeypatch.setattr(children, "PRELOADED", ())
+    monkeypatch.setenv("FLEXFLOOR_TEST", "first")
+    return request.param()
+
+
+def read(note):
+    end = time.monotonic() + 30
+    while not (note.exists() and note.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return note.read_text()
+
+
+def test_a_guarded_child_ends_when_its_server_is_killed(context, tmp_path):
+    server = SPAWN.Process(target=_children_then_sleep, args=(tmp_path / "note", context))
+    server.start()
+    child = psutil.Process(int(read(tmp_path / "note").split()[0]))
+    time.sleep(3 * children.PERIOD_S)
+    assert alive(child)
+    server.kill()
+    server.join()
+    assert wait_gone([child], 15) == []
+
+
+def test_a_guarded_child_has_the_environment_of_its_start(context, tmp_path, monkeypatch):
+    for value in ("one", "two"):
+        monkeypatch.setenv("FLEXFLOOR_TEST", value)
+        process = context.Process(target=_say_environment, args=(tmp_path / value,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert (tmp_path / value).read_text() == value
+
+
+def test_the_exit_code_is_the_same_for_all_who_ask(context):
+    process = context.Process(target=_sleep)
+    process.start()
+    codes = []
+    threads = [threading.Thread(target=lambda: codes.append(_wait_for_code(process))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    os.kill(process.pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert set(codes) == {-signal.SIGKILL}
+
+
+def _wait_for_code(process):
+    while (code := process.exitcode) is None:
+        time.sleep(0.0005)
+    return code
