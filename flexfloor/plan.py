@@ -75,7 +75,6 @@ class StepPlan(_Record):
         excluded_floors: floors that were no candidates and why.
         ranks: one entry a rank, by rank.
         notes: what a reader of the plan should know; absent from the JSON when empty.
-        predicted: seconds and rank-seconds predicted by the rate-aware planner; absent when none was used.
     """
 
     step: int = Field(ge=0)
@@ -94,7 +93,6 @@ class StepPlan(_Record):
     excluded_floors: dict[str, str]
     ranks: tuple[RankPlan, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
-    predicted: dict[str, float] | None = None
 
     @property
     def world_size(self) -> int:
@@ -115,8 +113,6 @@ class StepPlan(_Record):
         data: dict[str, Any] = handler(self)
         if not self.notes:
             data.pop("notes", None)
-        if self.predicted is None:
-            data.pop("predicted", None)
         return data
 
     @model_validator(mode="after")

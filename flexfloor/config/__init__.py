@@ -4,7 +4,6 @@ from flexfloor.config.model import ADMISSION_METHODS, ContradictionError, FlexFl
 from flexfloor.config.sections import (
     EngineConfig,
     HistoryConfig,
-    RateConfig,
     RolloutConfig,
     Section,
     SolverConfig,
@@ -18,7 +17,6 @@ __all__ = [
     "EngineConfig",
     "FlexFloorConfig",
     "HistoryConfig",
-    "RateConfig",
     "RolloutConfig",
     "Section",
     "SolverConfig",

@@ -21,7 +21,6 @@ from flexfloor.config.sections import (
     HistoryConfig,
     KvConfig,
     Natural,
-    RateConfig,
     Real,
     RepairConfig,
     RolloutConfig,
@@ -58,7 +57,7 @@ class FlexFloorConfig(Section):
         residency: residency policy that is planned for.
         alpha: EMA weight of the old prediction, planner.md section 2.
         mu: safety factor on historical lengths, an exact decimal.
-        kv, tail_guard, repair, capture, solver, history, rate, engine, rollout: sections.
+        kv, tail_guard, repair, capture, solver, history, engine, rollout: sections.
         method: planning method, planner.md section 7.
         fixed_floor: floor of method ``fixed``.
         rank_order: physical ranks in the order they leave; None is 0, 1, 2 and so on.
@@ -82,7 +81,6 @@ class FlexFloorConfig(Section):
     num_experts: Count | None = None
     solver: Annotated[SolverConfig, BeforeValidator(_named_solver)] = SolverConfig()
     history: HistoryConfig = HistoryConfig()
-    rate: RateConfig = RateConfig()
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
 

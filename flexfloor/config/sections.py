@@ -163,26 +163,6 @@ class HistoryConfig(Section):
     unseen_quantile: Real = Field(default=0.9, gt=0, le=1)
 
 
-class RateConfig(Section):
-    """Rate-aware planning: choose schedules by predicted seconds instead of release area.
-
-    Attributes:
-        table: CSV of decode step times (EP size, batch, milliseconds); None switches rate-aware planning off.
-        enabled: False keeps release area although a table is given.
-        epsilon: the predicted window may be at most (1 + epsilon) times the shortest.
-        transition_s: seconds one shrink stage stops decoding.
-        release_s: seconds from the end of a transition to the moment the leaver's memory is free.
-        restore_s: seconds the whole world needs to restore at the end of the window.
-    """
-
-    table: str | None = None
-    enabled: bool = Field(default=True, strict=True)
-    epsilon: Real = Field(default=0.02, ge=0)
-    transition_s: Real = Field(default=0.0, ge=0)
-    release_s: Real = Field(default=0.0, ge=0)
-    restore_s: Real = Field(default=0.0, ge=0)
-
-
 class EngineConfig(Section):
     """What the engine of one rank is started with. None leaves vLLM's own default.
 

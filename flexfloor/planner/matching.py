@@ -188,7 +188,8 @@ class PairModel:
         single = {self._columns.groups[k][0] for k in indices if len(self._columns.groups[k]) == 1}
         alone = [program.variable(0, int(k in single), integer=True) for k in range(count)] if self._alone else []
         spans = [program.variable((k + 1) % 2 if not alone else 0, None) for k in range(count - 1)]
-        taken = [program.variable(1 if k in set(forced) else 0, 1) for k in indices]
+        must = set(forced)
+        taken = [program.variable(int(k in must), 1) for k in indices]
         opening: list[Terms] = [[(opens[k], -1)] for k in range(count)]
         closing: list[Terms] = [[(opens[k], 1)] for k in range(count)]
         for k, variable in zip(indices, taken, strict=True):

@@ -16,6 +16,9 @@ from flexfloor.planner.matching import Columns, Group, Placement, Quota
 _NOISE = 400.0
 """A reduced cost below this, in thousandths of the cost unit, may be zero up to rounding."""
 
+_SEARCH = 4000
+"""Most partial placements looked at in one component."""
+
 
 class ExactModel(Protocol):
     """What tie-breaking asks of an exact model."""
@@ -44,6 +47,9 @@ def break_ties(
 ) -> list[Group]:
     """The lexicographically smallest placement that costs as much as ``best``.
 
+    Pairs are searched component by component (see `_components`), which needs no solve; what is too large for that,
+    and groups of other sizes, prompt by prompt with the exact model.
+
     Args:
         demand: the step.
         columns: candidates of ``model``.
@@ -52,10 +58,123 @@ def break_ties(
         best: an optimal placement.
         solves: most solves spent; beyond them only exchanges between two groups are tried.
     """
-    index_of = {group: k for k, group in enumerate(columns.groups)}
-    containing: dict[int, list[int]] = {}
     tight = np.arange(len(columns.groups)) if best.reduced is None else np.flatnonzero(best.reduced <= _NOISE)
     allowed = sorted({*tight.tolist(), *best.chosen})
+    chosen = list(best.chosen)
+    if all(len(columns.groups[k]) == 2 for k in allowed):
+        components = _components(columns, allowed, chosen)
+        settled = True
+        for component in components:
+            found = _smallest_in(demand, columns, quotas, chosen, component)
+            settled = settled and found is not None
+            chosen = found if found is not None else chosen
+        if settled:
+            return [columns.groups[k] for k in sorted(chosen)]
+        allowed = sorted({*chosen, *(k for component in components for k in component)})
+    return _prompt_by_prompt(
+        demand, columns, model, quotas, Placement(best.status, tuple(chosen), best.cost), allowed, solves
+    )
+
+
+def _components(columns: Columns, tight: Sequence[int], chosen: Sequence[int]) -> list[list[int]]:
+    """Candidates that another placement of pairs might hold, in sets that can be exchanged independently.
+
+    Two matchings differ by cycles that alternate between them. So a pair (a, c) outside the matching needs a walk
+    back from the partner of c to a, where one step goes along a tight pair and then along a matched one; a cycle
+    lies within one strongly connected component of these steps.
+    """
+    partner: dict[int, int] = {}
+    for first, second in (columns.groups[k] for k in chosen):
+        partner[first], partner[second] = second, first
+    others = [k for k in tight if partner[columns.groups[k][0]] != columns.groups[k][1]]
+    reach = {member: 1 << member for member in partner}
+    for a, c in (columns.groups[k] for k in others):
+        reach[a] |= 1 << partner[c]
+        reach[c] |= 1 << partner[a]
+    for middle in partner:
+        through = reach[middle]
+        for start, seen in reach.items():
+            if seen >> middle & 1:
+                reach[start] = seen | through
+    part = {m: min(o for o in partner if reach[m] >> o & 1 and reach[o] >> m & 1) for m in partner}
+    label = {m: min(part[m], part[partner[m]]) for m in partner}
+    cyclic = [
+        k for k in others if any(part[a] == part[partner[c]] for a, c in (columns.groups[k], columns.groups[k][::-1]))
+    ]
+    merged: dict[int, set[int]] = {}
+    for k in cyclic:
+        labels = {label[m] for m in columns.groups[k]}
+        target = min(labels)
+        merged.setdefault(target, set()).add(k)
+        for member in partner:
+            if label[member] in labels:
+                label[member] = target
+        for other in labels - {target}:
+            merged[target] |= merged.pop(other, set())
+    matched = {columns.groups[k][0]: k for k in chosen}
+    for target, members in merged.items():
+        members.update(k for first, k in matched.items() if label[first] == target)
+    return [sorted(members) for members in merged.values()]
+
+
+def _smallest_in(
+    demand: Demand, columns: Columns, quotas: Sequence[Quota], chosen: Sequence[int], component: Sequence[int]
+) -> list[int] | None:
+    """The placement with one component replaced by its smallest pairs of equal cost; None where that is too much."""
+    inside = set(component)
+    rest = [k for k in chosen if k not in inside]
+    here = [k for k in chosen if k in inside]
+    cost = int(columns.costs[here].sum())
+    lexical = {member: (int(demand.lexical[member]), member) for k in component for member in columns.groups[k]}
+    touching: dict[int, list[int]] = {member: [] for member in lexical}
+    for k in component:
+        for member in columns.groups[k]:
+            touching[member].append(k)
+
+    def other(k: int, member: int) -> int:
+        first, second = columns.groups[k]
+        return second if member == first else first
+
+    for member, options in touching.items():
+        options.sort(key=lambda k: lexical[other(k, member)])
+    half = {member: min(int(columns.costs[k]) for k in options) / 2 for member, options in touching.items()}
+    order = sorted(lexical, key=lexical.__getitem__)
+    steps = 0
+
+    def search(free: set[int], left: float, picked: list[int]) -> list[int] | None:
+        nonlocal steps
+        steps += 1
+        lead = next((member for member in order if member in free), None)
+        if lead is None:
+            groups = [columns.groups[k] for k in (*rest, *picked)]
+            return picked if left == 0 and meets(demand, groups, quotas) else None
+        for k in touching[lead]:
+            mate = other(k, lead)
+            remaining = free - {lead, mate}
+            after = left - int(columns.costs[k])
+            if mate not in free or after < sum(half[member] for member in remaining):
+                continue
+            found = search(remaining, after, [*picked, k])
+            if found is not None or steps > _SEARCH:
+                return found
+        return None
+
+    found = search(set(lexical), cost, [])
+    return None if found is None else [*rest, *found]
+
+
+def _prompt_by_prompt(
+    demand: Demand,
+    columns: Columns,
+    model: ExactModel,
+    quotas: Sequence[Quota],
+    best: Placement,
+    allowed: Sequence[int],
+    solves: int,
+) -> list[Group]:
+    """Gives every prompt, in the order of ids, the smallest group that an equally cheap placement holds."""
+    index_of = {group: k for k, group in enumerate(columns.groups)}
+    containing: dict[int, list[int]] = {}
     for k in allowed:
         for member in columns.groups[k]:
             containing.setdefault(member, []).append(k)

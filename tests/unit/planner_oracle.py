@@ -69,9 +69,15 @@ class Oracle:
         sizes = [s for s in [small] * (self.world - larger) + [small + 1] * larger if s]
         self.groupings = list(partitions(items, sizes))
         self.empty = self.world - len(sizes)
+        self._needs = {}
 
     def need(self, group):
         """(A, A + P) of a group."""
+        if group not in self._needs:
+            self._needs[group] = self._need(group)
+        return self._needs[group]
+
+    def _need(self, group):
         kv, limit, mu = self.config.kv, self.config.tail_guard.l_max, Fraction(self.config.mu)
         longer = [min(limit, math.ceil(x * mu)) for item in group for x in self.lengths[item]]
         a = peak(longer, kv.block_tokens)

@@ -44,7 +44,7 @@ def test_round_trip_and_digest(tmp_path):
     other = plan.steps[0].model_copy(update={"cap": 7})
     assert other.digest != plan.steps[0].digest
     assert "notes" not in plan.to_json()["steps"][0]
-    noted = plan.steps[0].model_copy(update={"notes": ("said",), "predicted": {"seconds": 1.0}})
+    noted = plan.steps[0].model_copy(update={"notes": ("said",)})
     assert noted.model_dump(mode="json")["notes"] == ["said"]
 
 
