@@ -32,7 +32,7 @@ from flexfloor.elastic.states import RankState
 from flexfloor.elastic.step import Local, Step
 from flexfloor.elastic.ticket import Ticket
 from flexfloor.elastic.vector import Row, decode, encode
-from flexfloor.errors import ProtocolError
+from flexfloor.errors import PeerLostError, ProtocolError
 from flexfloor.events import Event, EventLog, parse_event
 from flexfloor.ledger.run import RunLedger, account
 
@@ -44,11 +44,11 @@ class HangError(AssertionError):
     """Nobody can go on; the message says who waits for what."""
 
 
-class PeerLostError(Exception):
+class EndedError(Exception):
     """A rank ended with an error while this one waited for it (the watchdog would end this one)."""
 
 
-class AbsentError(Exception):
+class AbsentError(PeerLostError):
     """A rank went to the next sync point without taking part in a joint operation."""
 
 
@@ -96,7 +96,7 @@ class Lockstep:
         self._hand_on()
         self._turn[rank].acquire()
         if not ready():
-            raise HangError(self._hang) if self._hang else PeerLostError(f"rank {rank} waited for {what}")
+            raise HangError(self._hang) if self._hang else EndedError(f"rank {rank} waited for {what}")
 
     def _hand_on(self) -> None:
         able = [rank for rank, (ready, _) in self._waiting.items() if ready()]
@@ -563,7 +563,7 @@ class Sim:
         """``call`` on every rank at once; raises the first rank's own error."""
         results = self.steps.run([lambda engine=engine: call(engine) for engine in self.ranks])
         assert not self.hub.broken, self.hub.broken
-        own = [e for _, e in sorted(self.steps.errors.items()) if not isinstance(e, PeerLostError)]
+        own = [e for _, e in sorted(self.steps.errors.items()) if not isinstance(e, EndedError)]
         if own:
             raise own[0]
         return results

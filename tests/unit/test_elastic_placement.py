@@ -233,6 +233,25 @@ def test_a_spare_copy_outweighs_rank_order() -> None:
     assert choose_survivors(walk.now, [2], [0, 1, 3], 2, [0, 1, 2, 3]) != [2, 3]
 
 
+def test_overlapping_copies_do_not_fool_the_choice() -> None:
+    """Rank 1 adds most at first, but ranks 2 and 3 together cover more."""
+    held = {0: [0, 1], 1: [2, 3, 4, 5], 2: [6, 2, 3, 7], 3: [4, 5, 8, 9]}
+    copies = {rank: dict(enumerate(own)) for rank, own in held.items()}
+    placement = Placement(12, 12, {}, copies)
+    kept = choose_survivors(placement, [0], [1, 2, 3], 3, [3, 2, 1, 0])
+    assert kept == [0, 2, 3]
+    assert cost(placement, kept) == 2
+
+
+def test_ranks_with_more_copies_are_kept_in_a_large_world() -> None:
+    base = Placement.linear(128, 64, 128)
+    rich = {rank: rank - 1 for rank in range(1, 32, 2)}
+    for rank, owner in rich.items():
+        base.copies[rank] |= {row + 2: expert for row, expert in base.active[owner].items()}
+    kept = choose_survivors(base, [], list(range(64)), 32, list(range(64)))
+    assert set(rich) <= set(kept)
+
+
 def test_rows_beyond_the_smaller_world_do_not_count() -> None:
     """Copies from a deeper stage lie in rows that a shallower world does not use."""
     walk = Walk(4, 16, 1)
