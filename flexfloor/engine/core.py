@@ -1,8 +1,4 @@
-"""The engine-core hook: vLLM's stock DPEngineCoreProc, with the DP sync point as the place where ranks agree.
-
-General plugins are loaded inside ``EngineCore.__init__``, after the class was chosen, so methods
-are replaced on the class. Each replaced method calls the original unless a plan is in force.
-"""
+"""What FlexFloor adds to one engine core: the DP sync point is where the ranks agree (see hooks.py)."""
 
 from __future__ import annotations
 
@@ -12,97 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.board import Board
 from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.session import Session
 from flexfloor.elastic.step import Local, Step
-from flexfloor.elastic.ticket import Exchange, Ticket
-from flexfloor.elastic.vector import Row, decode, encode
 from flexfloor.engine import lifetime
+from flexfloor.engine.rpc import CoreWorker, exchange_over
 from flexfloor.engine.settings import EngineSettings
-from flexfloor.engine.worker import EXTENSION
-from flexfloor.errors import ProtocolError
 from flexfloor.events import EventWriter
 
 GATE_PAUSE_S = 0.001
-
-
-class RpcWorker:
-    """The worker of this engine core, called through its executor."""
-
-    def __init__(self, executor: Any) -> None:
-        self._executor = executor
-
-    def call(self, method: str, *args: Any) -> Any:
-        """One method of the worker's ElasticWorld."""
-        return self._executor.collective_rpc("flexfloor_call", args=(method, *args))[0]
-
-    def prepare(self, ticket: Ticket) -> None:
-        self.call("prepare", ticket)
-
-    def stage(self, ticket: Ticket) -> dict[str, float]:
-        return dict(self.call("stage", ticket))
-
-    def switch(self, ticket: Ticket) -> None:
-        self.call("switch", ticket)
-
-    def capture(self, ticket: Ticket) -> dict[str, Any]:
-        return dict(self.call("capture", ticket))
-
-    def trial(self, ticket: Ticket) -> None:
-        self.call("trial", ticket)
-
-    def undo(self, ticket: Ticket) -> None:
-        self.call("undo", ticket)
-
-    def confirm(self, ticket: Ticket) -> None:
-        self.call("confirm", ticket)
-
-    def park(self) -> None:
-        self.call("park")
-
-    def park_report(self) -> dict[str, Any] | None:
-        report: dict[str, Any] | None = self.call("park_report")
-        return report
-
-    def wake(self, ticket: Ticket) -> None:
-        self.call("wake", ticket)
-
-    def refill(self, ticket: Ticket) -> dict[str, float]:
-        return dict(self.call("refill", ticket))
-
-    def switch_back(self, ticket: Ticket) -> None:
-        self.call("switch_back", ticket)
-
-
-class CoreWorker(RpcWorker):
-    """RpcWorker that also keeps the scheduler's prefix cache in step with the KV memory."""
-
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine.model_executor)
-        self._engine = engine
-
-    def park(self) -> None:
-        """KV contents go: no cached prefix may be found later."""
-        if not self._engine.scheduler.reset_prefix_cache():
-            raise RuntimeError("the prefix cache still holds blocks of running requests")
-        super().park()
-
-
-def exchange_over(group_of: Callable[[], Any], rank: int, size: int) -> Exchange:
-    """The all-reduce of one row over the full world's host group, looked up at each call."""
-
-    def exchange(row: Row) -> list[Row]:
-        flat = torch.tensor(encode(row, rank, size), dtype=torch.int64)
-        dist.all_reduce(flat, group=group_of())
-        return decode(flat.tolist(), size)
-
-    return exchange
 
 
 class ElasticCore:
@@ -167,7 +84,7 @@ class ElasticCore:
         engine, session = self.engine, self.session
         engine.step_counter += 1
         due = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
-        if not (session.step is not None or due):
+        if not (session.eager or due):
             return True
         if session.held:
             time.sleep(GATE_PAUSE_S)
@@ -277,73 +194,3 @@ class ElasticCore:
         else:
             raise ValueError(f"unknown call '{name}'")
         return json.dumps(session.status())
-
-
-def elastic_of(engine: Any) -> ElasticCore | None:
-    """The FlexFloor part of an engine core, None for engines that do not use it."""
-    elastic: ElasticCore | None = engine.__dict__.get("_flexfloor")
-    return elastic
-
-
-def required(engine: Any) -> ElasticCore:
-    """The FlexFloor part of an engine core that must have one.
-
-    Raises:
-        ProtocolError: the engine was started without FlexFloor.
-    """
-    elastic = elastic_of(engine)
-    if elastic is None:
-        raise ProtocolError("this engine was started without the FlexFloor worker extension")
-    return elastic
-
-
-def patch() -> None:
-    """Replace the five methods named in :mod:`flexfloor.engine.upstream` and add two utilities."""
-    from vllm.v1.engine.core import DPEngineCoreProc
-
-    run_busy_loop = DPEngineCoreProc.run_busy_loop
-    has_global = DPEngineCoreProc._has_global_unfinished_reqs
-    engine_step = DPEngineCoreProc._process_engine_step
-    dummy_batch = DPEngineCoreProc.execute_dummy_batch
-    add_request = DPEngineCoreProc.add_request
-
-    def _run_busy_loop(self: Any) -> Any:
-        settings = EngineSettings.from_env()
-        if settings is not None and self.vllm_config.parallel_config.worker_extension_cls == EXTENSION:
-            self.__dict__["_flexfloor"] = ElasticCore(self, settings)
-        return run_busy_loop(self)
-
-    def _has_global_unfinished_reqs(self: Any, local_unfinished: bool) -> bool:
-        elastic = elastic_of(self)
-        return has_global(self, local_unfinished) if elastic is None else elastic.sync(local_unfinished)
-
-    def _process_engine_step(self: Any) -> bool:
-        elastic = elastic_of(self)
-        return engine_step(self) if elastic is None else elastic.step(lambda: engine_step(self))
-
-    def execute_dummy_batch(self: Any) -> None:
-        elastic = elastic_of(self)
-        if elastic is None:
-            dummy_batch(self)
-        else:
-            elastic.dummy(lambda: dummy_batch(self))
-
-    def _add_request(self: Any, request: Any, request_wave: int = 0) -> None:
-        elastic = elastic_of(self)
-        if elastic is not None:
-            elastic.arrived(request)
-        add_request(self, request, request_wave)
-
-    def flexfloor_install(self: Any, text: str) -> str:
-        return required(self).install(text)
-
-    def flexfloor_call(self: Any, name: str, text: str) -> str:
-        return required(self).call(name, text)
-
-    DPEngineCoreProc.run_busy_loop = _run_busy_loop
-    DPEngineCoreProc._has_global_unfinished_reqs = _has_global_unfinished_reqs
-    DPEngineCoreProc._process_engine_step = _process_engine_step
-    DPEngineCoreProc.execute_dummy_batch = execute_dummy_batch
-    DPEngineCoreProc.add_request = _add_request
-    DPEngineCoreProc.flexfloor_install = flexfloor_install
-    DPEngineCoreProc.flexfloor_call = flexfloor_call

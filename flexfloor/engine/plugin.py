@@ -23,11 +23,11 @@ def register() -> None:
     _registered = True
     from vllm.platforms import current_platform
 
-    from flexfloor.engine import core, rows, upstream
+    from flexfloor.engine import hooks, rows, upstream
     from flexfloor.engine.devices import module_for
 
     upstream.check_version()
     upstream.check(upstream.COMMON)
     module_for(current_platform.device_type).patch(settings.combine)
     rows.patch(settings)
-    core.patch()
+    hooks.patch()
