@@ -45,7 +45,8 @@ class ShrinkCosts(_Record):
     Attributes:
         agree, prepare, channel, groups, switch, trial: as in the ``stage_commit`` event.
         move: fixed part of the row transfer; ``expert_bytes`` and ``link_bytes_per_s`` add what the moved rows take.
-        capture_bucket: capture of one decode bucket; only buckets that the survivors can still reach are captured.
+        capture: fixed part of the capture.
+        capture_bucket: capture of one decode bucket more; only buckets that the survivors can still reach are captured.
         move_rows: whether rows are moved at all (planned residency holds them already).
         first_step_extra: how much longer the first step in the new world takes.
     """
@@ -56,6 +57,7 @@ class ShrinkCosts(_Record):
     move: Seconds = 0.0
     groups: Seconds = 0.0
     switch: Seconds = 0.0
+    capture: Seconds = 0.0
     capture_bucket: Seconds = 0.0
     trial: Seconds = 0.0
     first_step_extra: Seconds = 0.0
@@ -143,17 +145,19 @@ def h200_table() -> StepTimes:
 
 def default_costs(config: FlexFloorConfig) -> Costs:
     """The H200 figures, with what the configuration's ``rate`` section says in their place."""
-    rate, changed = config.rate, {}
-    if rate.transition_s > 0:
+    # The planner's own cost figures, where its configuration has them.
+    rate: Any = getattr(config, "rate", None)
+    changed: dict[str, Any] = {}
+    if rate is not None and rate.transition_s > 0:
         shrink = ShrinkCosts(switch=rate.transition_s)
         changed = {
             "natural": H200.natural.model_copy(update={"shrink": shrink}),
             "planned": H200.planned.model_copy(update={"shrink": shrink.model_copy(update={"move_rows": False})}),
             "expert_bytes": 0,
         }
-    for name, value in (("sleep_s", rate.release_s), ("restore_s", rate.restore_s)):
-        if value > 0:
-            changed[name] = value
+    for name, source in (("sleep_s", "release_s"), ("restore_s", "restore_s")):
+        if getattr(rate, source, 0.0) > 0:
+            changed[name] = getattr(rate, source)
     if config.engine.enforce_eager:
         changed |= {"pad_to_captures": False, "prefill_step_s": 0.0}
     if not changed:

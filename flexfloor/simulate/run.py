@@ -82,7 +82,8 @@ class SimulatedRun:
         plans: the plan of each (seed, epoch).
         outcomes: the steps of each (seed, epoch).
         observations: what each seed observed, the bootstrap first.
-        notes: what is assumed.
+        sizes: EP sizes of the plans' ladders.
+        assumed: what is assumed about lengths and limits.
     """
 
     name: str
@@ -92,7 +93,13 @@ class SimulatedRun:
     plans: dict[tuple[int, int], EpochPlan] = field(default_factory=dict)
     outcomes: dict[tuple[int, int], list[StepOutcome]] = field(default_factory=dict)
     observations: dict[int, list[Observation]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    sizes: set[int] = field(default_factory=set)
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Everything that is assumed and not measured, one line each."""
+        return [*self.assumed, *self.machine.notes(self.sizes)]
 
     def ledger(self) -> RunLedger:
         """The ledger's account of the log."""
@@ -174,7 +181,6 @@ def simulate_workloads(
     """
     run = SimulatedRun(name, config, machine)
     clock = 0.0
-    sizes: set[int] = set()
     for seed, workload in workloads.items():
         first = workload.epochs[0]
         seen = first.observations(config.tail_guard.l_max)
@@ -186,12 +192,12 @@ def simulate_workloads(
             history = LengthHistory() if epoch is first and bootstrap else replay(seen, config.alpha)
             made = plan or plan_epoch(config, history, epoch.items, epoch=epoch.epoch)
             outcomes, observed, clock = _epoch(run, made, epoch, seed, clock)
-            sizes.update(size for step in made.steps for size in step.ladder)
+            run.sizes.update(size for step in made.steps for size in step.ladder)
             run.plans[seed, made.epoch], run.outcomes[seed, made.epoch] = made, outcomes
             if not (epoch is first and bootstrap):
                 seen = [*seen, *observed]
         run.observations[seed] = seen
-    run.notes = [*_kept(workloads), *machine.notes(sizes), *_limit_notes(run)]
+    run.assumed = [*_kept(workloads), *_limit_notes(run)]
     return run
 
 

@@ -282,7 +282,7 @@ class _Step:
             "move": move,
             "groups": shrink.groups,
             "switch": shrink.switch,
-            "capture": shrink.capture_bucket * self._reachable_captures(),
+            "capture": shrink.capture + shrink.capture_bucket * self._reachable_captures(),
             "trial": shrink.trial,
         }
         return {name: seconds for name, seconds in parts.items() if seconds or name == "agree"}

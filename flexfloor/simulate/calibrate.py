@@ -1,0 +1,391 @@
+"""Costs from a real run: step times by (EP size, batch) and transition parts, out of RUN_DIR alone.
+
+The log does not hold step times. But the saved responses tell how many tokens each rank generated for each of them, so
+`batching` tells what every iteration held, and ``local_complete`` and ``stage_commit`` tell when certain iterations
+were over. Each pair of neighbouring marks gives one equation
+
+    seconds between = sum over the iterations between of t(EP size, largest batch)  [+ start, once a step]
+
+and t, piecewise linear and never falling in the batch, minimises the sum of the absolute errors (each over the square
+root of its iterations). Absolute errors let single stalls of a busy machine pass. The first mark
+of a step follows its prefill, so ``start`` is installation and prefill together.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flexfloor.config import FlexFloorConfig, load_config
+from flexfloor.errors import InputError
+from flexfloor.events import PARTS, Event, read_events
+from flexfloor.history import read_lengths
+from flexfloor.ledger.windows import StepLog, split_windows
+from flexfloor.simulate.batching import RankTrace, Request, run_rank
+from flexfloor.simulate.costs import Costs, ResidencyCosts, ShrinkCosts
+from flexfloor.simulate.run import limits_of
+from flexfloor.step_times import Row, StepTimes
+
+MAX_KNOTS = 6
+"""Most batches of one EP size that get a step time of their own."""
+NO_PREFILL = 1e12
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Knot:
+    """A calibrated step time and how many iterations lie next to it."""
+
+    ep: int
+    batch: int
+    seconds: float
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run tells.
+
+    Attributes:
+        table: step times.
+        costs: everything else; what the run did not show stays 0.
+        knots: the table with its evidence.
+        equations: intervals between marks that were used.
+        unknowns: step times and start time that were fitted to them.
+        explained: predicted seconds over measured seconds of all intervals.
+        error: median of the absolute relative errors of the intervals.
+        notes: what the run does not tell.
+    """
+
+    table: StepTimes
+    costs: Costs
+    knots: tuple[Knot, ...]
+    equations: int
+    unknowns: int
+    explained: float
+    error: float
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Interval:
+    seconds: float
+    first: bool
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> int:
+        return sum(self.counts.values())
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    item_id: str
+    epoch: int = Field(ge=0)
+    step: int = Field(ge=0)
+    sample: int = Field(ge=0)
+    rank: int = Field(ge=0)
+    token_ids: list[int] = Field(min_length=1)
+
+
+def calibrate(run_dir: str | Path) -> Calibration:
+    """Step times and transition costs from a run folder.
+
+    Raises:
+        InputError: the folder lacks what the equations need; says what.
+    """
+    root = Path(run_dir)
+    log = read_events(root)
+    for name, why in (
+        ("responses.jsonl", "without the tokens of each response nobody knows how many steps a rank made"),
+        ("config.yaml", "it says how requests are batched"),
+        ("lengths.jsonl", "it holds the prompts' lengths"),
+    ):
+        if not (root / name).is_file():
+            raise InputError(f"has no {name}: {why}; calibrate from a RUN_DIR of `flexfloor rollout`", file=root)
+    config = load_config(root / "config.yaml")
+    prompts = {(seen.item_id, seen.epoch): seen.prompt_tokens for seen in read_lengths(root / "lengths.jsonl")}
+    requests = _requests(root / "responses.jsonl", prompts)
+    steps = split_windows(log.events).steps
+    notes: list[str] = list(log.problems)
+    intervals: list[_Interval] = []
+    for step in steps:
+        key = (step.key.epoch or 0, step.key.step or 0)
+        if key not in requests:
+            notes.append(f"{step.key}: no saved responses; left out")
+            continue
+        intervals += _intervals(step, requests[key], config, notes)
+    if not intervals:
+        told = "; ".join(dict.fromkeys(notes)) or "no local_complete event"
+        raise InputError(f"does not carry enough to calibrate step times: {told}", file=root)
+    knots, start, errors = _fitted(intervals)
+    predicted = sum(interval.seconds + error for interval, error in zip(intervals, errors, strict=True))
+    unknowns = len(knots) + 1
+    if len(intervals) < unknowns:
+        notes.append(
+            f"{len(intervals)} intervals for {unknowns} unknown times: the table is not determined by this run alone; "
+            "use a longer one"
+        )
+    table = StepTimes([Row(k.ep, k.batch, k.seconds) for k in knots], root.name)
+    for ep in table.sizes:
+        own = [knot for knot in knots if knot.ep == ep]
+        if len(own) == 1:
+            notes.append(f"EP {ep}: one batch only ({own[0].batch}) was seen, the table is flat there")
+    relative = [abs(e) / i.seconds for i, e in zip(intervals, errors, strict=True) if i.seconds > 0]
+    return Calibration(
+        table,
+        _transitions(steps, config, table, start, notes),
+        tuple(knots),
+        len(intervals),
+        unknowns,
+        predicted / sum(interval.seconds for interval in intervals),
+        statistics.median(relative),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def _requests(path: Path, prompts: dict[tuple[str, int], int]) -> dict[tuple[int, int], dict[int, list[Request]]]:
+    """By (epoch, step) and rank, in the order in which the driver sends them: by item, then by sample."""
+    lines: dict[tuple[int, int], list[_Response]] = defaultdict(list)
+    raw = path.read_bytes().split(b"\n")
+    for number, text in enumerate(raw, 1):
+        if not text.strip():
+            continue
+        try:
+            line = _Response.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            if first["type"] == "json_invalid" and number == len(raw):
+                continue
+            where = ".".join(map(str, first["loc"])) or None
+            raise InputError(first["msg"], file=path, line=number, field=where) from None
+        lines[line.epoch, line.step].append(line)
+    found: dict[tuple[int, int], dict[int, list[Request]]] = {}
+    for key, own in lines.items():
+        by_rank = found.setdefault(key, {})
+        for line in sorted(own, key=lambda line: (line.rank, line.item_id, line.sample)):
+            tokens = prompts.get((line.item_id, line.epoch), 1)
+            by_rank.setdefault(line.rank, []).append(Request(line.item_id, tokens, len(line.token_ids)))
+    return found
+
+
+def _intervals(
+    step: StepLog, requests: dict[int, list[Request]], config: FlexFloorConfig, notes: list[str]
+) -> list[_Interval]:
+    """The step's marks in pairs, with the iterations between them by (EP size, largest batch)."""
+    limits = limits_of(config, config.capacity.get(step.world_size))
+    traces = {rank: run_rank(own, limits) for rank, own in requests.items()}
+    if any(trace.preemptions for trace in traces.values()) or step.named("preemption"):
+        notes.append(f"{step.key}: requests were preempted, its iterations are not known for certain; left out")
+        return []
+    if step.named("fault", "plan_skipped") or len(step.named("restore_start")) > step.world_size:
+        notes.append(f"{step.key}: faults, abandoned transitions or a restore in mid-rollout; left out")
+        return []
+    completed = {event.rank: event.t for event in step.named("local_complete")}
+    lacking = [rank for rank in traces if rank not in completed]
+    if lacking:
+        notes.append(f"{step.key}: rank {lacking[0]} logs no local_complete; left out")
+        return []
+    marks = sorted((completed[rank], trace.end) for rank, trace in traces.items())
+    if any(late < early for (_, early), (_, late) in pairwise(marks)):
+        notes.append(f"{step.key}: ranks complete in another order than their tokens tell; left out")
+        return []
+    switches = _switches(step, marks)
+    batch = _largest_batches(traces.values())
+    found: list[_Interval] = []
+    size, at, since = step.world_size, 0, step.start
+    for moment, end in marks:
+        for commit, reached in switches:
+            if commit.t <= moment and at <= reached and commit.fields["from"] == size:
+                size, at, since = int(commit.fields["to"]), reached + 1, commit.t
+        if end > at:
+            counts: dict[tuple[int, int], int] = {}
+            for one in batch[at:end]:
+                counts[size, int(one)] = counts.get((size, int(one)), 0) + (one > 0)
+            found.append(_Interval(moment - since, at == 0, {k: n for k, n in counts.items() if n}))
+        at, since = end, moment
+    return [interval for interval in found if interval.counts and interval.seconds > 0]
+
+
+def _switches(step: StepLog, marks: Sequence[tuple[float, int]]) -> list[tuple[Event, int]]:
+    """Commits in order, each with the iterations that were over when the ranks agreed on it."""
+    seen: dict[int, Event] = {}
+    for event in step.named("stage_commit"):
+        seen.setdefault(int(event.fields["to"]), event)
+    found = []
+    for event in seen.values():
+        agreed = event.t - float(event.fields.get("first_step", 0.0))
+        found.append((event, max((end for moment, end in marks if moment <= agreed), default=0)))
+    return found
+
+
+def _largest_batches(traces: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Largest decode batch over the ranks in each iteration; 0 where all of them prefill."""
+    own: list[RankTrace] = list(traces)
+    batch = np.zeros(max(trace.end for trace in own), dtype=np.int64)
+    for trace in own:
+        for phase in trace.phases:
+            np.maximum(batch[phase.start : phase.end], phase.decode, out=batch[phase.start : phase.end])
+    return batch
+
+
+def _fitted(intervals: Sequence[_Interval]) -> tuple[list[Knot], float, list[float]]:
+    """Step times at the knots, the start time, and predicted less measured seconds of each interval."""
+    seen: dict[int, dict[int, int]] = defaultdict(dict)
+    for interval in intervals:
+        for (ep, batch), count in interval.counts.items():
+            seen[ep][batch] = seen[ep].get(batch, 0) + count
+    places = {ep: _places(own) for ep, own in sorted(seen.items())}
+    columns = {(ep, place): k for k, (ep, place) in enumerate((e, p) for e, own in places.items() for p in own)}
+    terms = np.zeros((len(intervals), len(columns) + 1))
+    for row, interval in enumerate(intervals):
+        terms[row, -1] = interval.first
+        for (ep, batch), count in interval.counts.items():
+            for place, share in _shares(batch, places[ep]):
+                # A knot's time is the sum of the rises up to it, so that times never fall in the batch.
+                for lower in places[ep][: places[ep].index(place) + 1]:
+                    terms[row, columns[ep, lower]] += count * share
+    measured = np.array([interval.seconds for interval in intervals])
+    weights = 1 / np.sqrt([interval.iterations for interval in intervals])
+    rises = least_absolute(terms, measured, weights)
+    knots = []
+    for ep, own in places.items():
+        levels = np.cumsum([rises[columns[ep, place]] for place in own])
+        for place, level in zip(own, levels.tolist(), strict=True):
+            near = sum(n for batch, n in seen[ep].items() if any(p == place for p, _ in _shares(batch, own)))
+            knots.append(Knot(ep, place, level, int(near)))
+    return knots, float(rises[-1]), (terms @ rises - measured).tolist()
+
+
+def least_absolute(terms: Floats, measured: Floats, weights: Floats, rounds: int = 50) -> Floats:
+    """Weights of the terms, none negative, of (almost) least weighted absolute error: reweighted least squares."""
+    solved = non_negative(terms * weights[:, None], measured * weights)
+    for _ in range(rounds):
+        miss = np.abs(terms @ solved - measured) * weights
+        strength = weights / np.sqrt(np.maximum(miss, 1e-6 * max(1e-12, float(miss.max()))))
+        solved = non_negative(terms * strength[:, None], measured * strength)
+    return solved
+
+
+def non_negative(terms: Floats, measured: Floats) -> Floats:
+    """Least squares with no weight below 0 (Lawson and Hanson's active set, 1974)."""
+    count = terms.shape[1]
+    solved, free = np.zeros(count), np.zeros(count, dtype=bool)
+    for _ in range(10 * count):
+        slope = terms.T @ (measured - terms @ solved)
+        slope[free] = -np.inf
+        best = int(np.argmax(slope))
+        if free.all() or slope[best] <= 1e-10 * float(np.abs(terms.T @ measured).max()):
+            break
+        free[best] = True
+        while True:
+            trial = np.zeros(count)
+            trial[free] = np.linalg.lstsq(terms[:, free], measured, rcond=None)[0]
+            low = free & (trial <= 0)
+            if not low.any():
+                break
+            share = float(np.min(solved[low] / np.maximum(solved[low] - trial[low], 1e-300)))
+            solved = solved + share * (trial - solved)
+            free &= solved > 1e-14
+            solved[~free] = 0.0
+            if not free.any():
+                trial = solved
+                break
+        solved = trial
+    return solved
+
+
+def _places(counts: dict[int, int]) -> list[int]:
+    """Batches that become knots: the smallest, the largest, and quantiles of the iterations between."""
+    batches = sorted(counts)
+    if len(batches) <= MAX_KNOTS:
+        return batches
+    total, so_far, kept = sum(counts.values()), 0, [batches[0]]
+    for batch in batches:
+        so_far += counts[batch]
+        if so_far * (MAX_KNOTS - 1) >= len(kept) * total and batch != kept[-1] and len(kept) < MAX_KNOTS - 1:
+            kept.append(batch)
+    return sorted({*kept, batches[-1]})
+
+
+def _shares(batch: int, places: Sequence[int]) -> list[tuple[int, float]]:
+    """Weights of the neighbouring knots in a linear interpolation."""
+    for low, high in pairwise(places):
+        if low <= batch <= high:
+            share = (batch - low) / (high - low)
+            return [(place, weight) for place, weight in ((low, 1 - share), (high, share)) if weight > 0]
+    return [(places[0] if batch <= places[0] else places[-1], 1.0)]
+
+
+def _transitions(
+    steps: Sequence[StepLog], config: FlexFloorConfig, table: StepTimes, start: float, notes: list[str]
+) -> Costs:
+    """Medians of what the log says of shrinks, sleeps, restores and the end of a step."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    rest: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        opened = {event.rank: event.t for event in step.named("detach_start")}
+        left = {event.rank: event.t for event in step.named("detach_end")}
+        for event in step.named("stage_commit"):
+            told = {name: float(event.fields[name]) for name in PARTS if name in event.fields}
+            first = told.pop("first_step", 0.0)
+            for name, seconds in told.items():
+                parts[name].append(seconds)
+            survivors = event.fields.get("survivors", ())
+            begun = [t for rank, t in opened.items() if rank not in survivors and t < event.t]
+            if begun:
+                parts["unnamed"].append(max(0.0, event.t - first - max(begun) - sum(told.values())))
+            ep = int(event.fields["to"])
+            if ep in table.sizes:
+                rest["first_step_extra"].append(max(0.0, first - table.curve(ep, extrapolate=True).seconds(1)))
+        rest["sleep_s"] += [e.t - left[e.rank] for e in step.named("sleep_end") if e.rank in left]
+        begin, end = (step.named(name) for name in ("restore_start", "restore_end"))
+        over = max((e.t for e in [*end, *step.named("generation_end")]), default=step.end)
+        if begin and end:
+            rest["restore_s"].append(max(e.t for e in end) - min(e.t for e in begin))
+        rest["finish_s"].append(step.end - over)
+    median = {name: statistics.median(values) for name, values in rest.items() if values}
+    if not parts:
+        notes.append("the run holds no transition: shrinks cost nothing in costs.yaml; calibrate from an elastic run")
+    named = {name: statistics.median(values) for name, values in parts.items() if values}
+    kept = {name: named[name] for name in ShrinkCosts.model_fields if name in named}
+    kept["switch"] = named.get("switch", 0.0) + named.get("unnamed", 0.0)
+    shrink = ShrinkCosts.model_validate({**kept, "first_step_extra": median.pop("first_step_extra", 0.0)})
+    return Costs(
+        prefill_tokens_per_s=NO_PREFILL,
+        pad_to_captures=not config.engine.enforce_eager and bool(table.rows) and _captures(steps),
+        start_s=start,
+        natural=ResidencyCosts(shrink=shrink),
+        planned=ResidencyCosts(shrink=shrink),
+        notes=("calibrated from a run; start_s holds installation and the first prefill, later prefills are free",),
+        **{name: max(0.0, value) for name, value in median.items()},
+    )
+
+
+def _captures(steps: Sequence[StepLog]) -> bool:
+    return any(step.named("capture_end") for step in steps)
+
+
+def save_report(found: Calibration, path: str | Path) -> None:
+    """Writes the evidence as JSON."""
+    data = {
+        "knots": [vars(knot) for knot in found.knots],
+        "equations": found.equations,
+        "unknowns": found.unknowns,
+        "explained": found.explained,
+        "median_error": found.error,
+        "notes": list(found.notes),
+    }
+    Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
