@@ -117,6 +117,7 @@ def main(
         "solver",
         "median s",
         "slowest s",
+        "CPU s",
         "MiB",
         "gap",
         "floor/N",
