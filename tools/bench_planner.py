@@ -34,7 +34,11 @@ PAPER = {2: 131072, 4: 280576, 8: 349952, 16: 380800}
 
 def configuration(world: int, group: int, solver: str, pressure: float) -> FlexFloorConfig:
     """The paper's capacities by fraction of the world, scaled to the group size."""
-    capacity = {world * size // 16: int(tokens * pressure * group / 2) for size, tokens in PAPER.items()}
+    capacity = {
+        world * size // 16: int(tokens * pressure * group / 2)
+        for size, tokens in PAPER.items()
+        if world * size % 16 == 0
+    }
     return config_from_mapping(
         {
             "world_size": world,
