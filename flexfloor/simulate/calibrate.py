@@ -269,13 +269,16 @@ def _fitted(intervals: Sequence[_Interval]) -> tuple[list[Knot], float, list[flo
     return knots, float(rises[-1]), (terms @ rises - measured).tolist()
 
 
-def least_absolute(terms: Floats, measured: Floats, weights: Floats, rounds: int = 50) -> Floats:
+def least_absolute(terms: Floats, measured: Floats, weights: Floats, rounds: int = 60) -> Floats:
     """Weights of the terms, none negative, of (almost) least weighted absolute error: reweighted least squares."""
     solved = non_negative(terms * weights[:, None], measured * weights)
+    blunt = float(np.max(np.abs(terms @ solved - measured) * weights, initial=0.0))
     for _ in range(rounds):
+        # Errors below `blunt` count as squares; it shrinks, so that no early fit of an outlier is kept.
         miss = np.abs(terms @ solved - measured) * weights
-        strength = weights / np.sqrt(np.maximum(miss, 1e-6 * max(1e-12, float(miss.max()))))
+        strength = weights / np.sqrt(np.maximum(miss, max(blunt, 1e-12)))
         solved = non_negative(terms * strength[:, None], measured * strength)
+        blunt *= 0.7
     return solved
 
 
@@ -352,9 +355,10 @@ def _transitions(
                 rest["first_step_extra"].append(max(0.0, first - table.curve(ep, extrapolate=True).seconds(1)))
         rest["sleep_s"] += [e.t - left[e.rank] for e in step.named("sleep_end") if e.rank in left]
         begin, end = (step.named(name) for name in ("restore_start", "restore_end"))
+        asleep = max((e.t for e in step.named("sleep_end")), default=0.0)
         over = max((e.t for e in [*end, *step.named("generation_end")]), default=step.end)
         if begin and end:
-            rest["restore_s"].append(max(e.t for e in end) - min(e.t for e in begin))
+            rest["restore_s"].append(max(e.t for e in end) - max(asleep, min(e.t for e in begin)))
         rest["finish_s"].append(step.end - over)
     median = {name: statistics.median(values) for name, values in rest.items() if values}
     if not parts:

@@ -1,0 +1,344 @@
+import json
+from decimal import Decimal
+
+import pytest
+import yaml
+
+from flexfloor.config import config_from_mapping
+from flexfloor.errors import InputError
+from flexfloor.events import EventLog, read_events
+from flexfloor.history import Observation, read_lengths
+from flexfloor.ledger import account, load_run
+from flexfloor.simulate import Machine, drawn, from_observations, simulate_workloads
+from flexfloor.simulate.calibrate import calibrate, least_absolute, non_negative
+from flexfloor.simulate.compare import method_variants, presets_in, simulate_arms
+from flexfloor.simulate.costs import (
+    FREE,
+    H200,
+    Costs,
+    ResidencyCosts,
+    ShrinkCosts,
+    default_costs,
+    load_costs,
+    save_costs,
+)
+from flexfloor.simulate.page import page
+from flexfloor.simulate.sweep import parse_sweep, run_sweep, vary
+from flexfloor.simulate.workload import Distribution, mixture, read_distribution
+from flexfloor.step_times import Row, StepTimes
+
+np = pytest.importorskip("numpy")
+TABLE = StepTimes([Row(ep, b, 0.004 * ep + 0.0005 * b) for ep in (1, 2, 4) for b in (1, 8, 16)])
+SETTINGS = {
+    "world_size": 4,
+    "responses_per_prompt": 2,
+    "step_prompts": 8,
+    "num_experts": 16,
+    "floors": {"natural": [1, 2, 4]},
+    "kv": {"block_tokens": 4, "capacity": {"natural": {1: 400, 2: 400, 4: 400}}},
+    "tail_guard": {"c_min": 16, "rounding": 8, "l_max": 90},
+    "engine": {"max_num_seqs": 8},
+}
+
+
+def config(**changes):
+    return config_from_mapping({**SETTINGS, **changes})
+
+
+def workload(seed=0, epochs=2, correlation=0.6, items=16):
+    spread = Distribution(np.arange(5, 101), np.linspace(1 / 96, 1, 96))
+    return drawn(
+        [(spread, 1.0)],
+        items=items,
+        responses=2,
+        epochs=epochs,
+        correlation=correlation,
+        prompt_tokens=6,
+        seed=seed,
+    )
+
+
+def simulated(settings=None, costs=H200, **more):
+    chosen = settings or config()
+    return simulate_workloads(chosen, {0: workload()}, Machine(TABLE, costs), **more)
+
+
+def test_work_is_conserved_and_every_check_of_the_ledger_passes():
+    run, truth = simulated(), workload()
+    ledger = run.ledger()
+    assert ledger.problems == ()
+    expected = 0
+    for (seed, epoch), plan in run.plans.items():
+        assert seed == 0
+        caps = {item: min(step.cap or 90, 90) for step in plan.steps for item in step.items}
+        expected += sum(min(n, caps[i]) for i, own in truth.epochs[epoch].lengths.items() for n in own)
+    assert ledger.totals.response_tokens == expected
+    assert sum(seed.responses for seed in ledger.totals.seeds) == 2 * 16 * 2
+    assert ledger.totals.occupied.hi <= 4 * ledger.totals.window_seconds
+
+
+def test_the_folder_reads_back_as_the_same_account(tmp_path):
+    run = simulated(name="flex")
+    run.save(tmp_path / "flex")
+    again, held = load_run(tmp_path / "flex"), run.ledger()
+    assert again.problems == ()
+    assert again.totals == held.totals
+    assert again.lengths == held.lengths
+    assert any("step times" in note for note in again.notes)
+    assert load_costs(tmp_path / "flex" / "costs.yaml", FREE) == H200
+    with pytest.raises(InputError, match="holds events already"):
+        run.save(tmp_path / "flex")
+
+
+def test_equal_seeds_give_equal_logs_and_others_do_not():
+    logs = [[event.to_json() for event in simulated().events] for _ in range(2)]
+    assert logs[0] == logs[1]
+    other = simulate_workloads(config(), {0: workload(seed=1)}, Machine(TABLE, H200))
+    assert [event.to_json() for event in other.events] != logs[0]
+
+
+def test_epochs_are_planned_from_what_was_observed_before():
+    run, truth = simulated(), workload()
+    first = run.plans[0, 1]
+    tails = {item: max(own) for item, own in truth.epochs[0].lengths.items()}
+    by_tail = sorted(tails, key=lambda item: (min(tails[item], 90), item))
+    assert [item for step in first.steps for item in step.items] == by_tail
+    seen = {(one.item_id, one.epoch): one for one in run.observations[0]}
+    assert {epoch for _, epoch in seen} == {0, 1, 2}
+    capped = [one for one in seen.values() if one.censored]
+    assert all(max(one.lengths) <= 90 for one in seen.values())
+    assert all(one.epoch == 2 for one in capped)  # no ratio, so no cap, before the second planned epoch
+
+
+def test_the_bootstrap_runs_in_the_full_world():
+    run = simulated(bootstrap=True)
+    assert all(step.ladder == (4,) for step in run.plans[0, 0].steps)
+    assert run.ledger().problems == ()
+    assert [epoch for _, epoch in run.outcomes] == [0, 1, 2]
+
+
+def test_a_given_plan_is_simulated_as_it_is():
+    made = simulated().plans[0, 1]
+    run = simulated(plan=made)
+    assert run.plans == {(0, 1): made}
+    strange = made.model_copy(update={"steps": (made.steps[0].model_copy(update={"items": ("x",)}),)})
+    entry = made.steps[0].ranks[0].model_copy(update={"items": ("x",)})
+    strange = made.model_copy(update={"steps": (made.steps[0].model_copy(update={"ranks": (entry,)}),)})
+    with pytest.raises(InputError, match="item 'x' of the plan has no lengths"):
+        simulated(plan=strange)
+
+
+def test_one_epoch_is_its_own_future_with_or_without_error():
+    seen = [Observation(f"i{i}", 3, 5, (10 + i, 20)) for i in range(4)]
+    exact, noisy = from_observations(seen), from_observations(seen, noise=0.5, seed=1)
+    assert exact.epochs[1].lengths == exact.epochs[0].lengths
+    assert "without any error" in exact.notes[0]
+    assert noisy.epochs[1].lengths != noisy.epochs[0].lengths
+    assert noisy == from_observations(seen, noise=0.5, seed=1)
+
+
+def test_drawn_lengths_follow_the_distribution_and_the_correlation():
+    many = workload(items=3000, epochs=1)
+    first, second = (np.array([epoch.lengths[i] for i in epoch.items], dtype=float) for epoch in many.epochs)
+    assert first.mean() == pytest.approx(52.5, rel=0.03)
+    inside, across = (np.corrcoef(a, b)[0, 1] for a, b in ((first[:, 0], first[:, 1]), (first[:, 0], second[:, 1])))
+    # Uniform lengths: a normal-score correlation c gives a linear one of 6/pi * asin(c/2) = 0.582 for c = 0.6.
+    assert inside == pytest.approx(0.582, abs=0.04)
+    assert across == pytest.approx(0.582, abs=0.04)
+    none = workload(items=3000, epochs=1, correlation=0.0).epochs[0]
+    flat = np.array([none.lengths[i] for i in none.items], dtype=float)
+    assert abs(np.corrcoef(flat[:, 0], flat[:, 1])[0, 1]) < 0.05
+
+
+def test_a_mixture_weighs_its_parts():
+    low, high = (Distribution(np.array([n]), np.array([1.0])) for n in (10, 20))
+    mixed = mixture([(low, 1.0), (high, 3.0)])
+    assert mixed.tokens.tolist() == [10, 20]
+    assert mixed.cumulative.tolist() == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("output_tokens,probability\n5,x\n", "p.csv:2: probability: must be a number"),
+        ("output_tokens,probability\n0,1\n", "p.csv:2: output_tokens: must be a whole number"),
+        ("output_tokens,probability\n5,1,1\n", "p.csv:2: has 3 cells"),
+        ("output_tokens,probability\n5,0\n", "p.csv: probability: sum to 0"),
+        ("tokens,p\n5,1\n", "p.csv:1: needs the columns"),
+        ("", "p.csv: needs the columns"),
+    ],
+)
+def test_a_malformed_distribution_is_refused(tmp_path, text, told):
+    (tmp_path / "p.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_distribution(tmp_path / "p.csv")
+    assert told in str(caught.value)
+
+
+def test_a_comparison_has_the_baseline_first_and_gains_of_means():
+    found = simulate_arms(
+        method_variants(config()), lambda _: {s: workload(s) for s in (0, 1)}, lambda _: Machine(TABLE, H200)
+    )
+    assert [arm.name for arm in found.arms] == ["verl", "lengthsort", "ls_tg", "fixed", "minskew", "flex"]
+    base, flex = (found.arms[i].to_json() for i in (0, -1))
+    assert base["throughput_gain"] is None
+    assert flex["throughput_gain"] == pytest.approx(flex["throughput"] / base["throughput"] - 1)
+    assert flex["mean_occupied_ranks"][1] < 4
+    assert all(not arm.ledger.problems for arm in found.arms)
+    assert "https://" not in page(found, [], "", found.notes).replace("https://plotly.com", "").split("</script>")[-1]
+
+
+def test_presets_of_another_world_are_left_out_and_named(tmp_path):
+    for name, size in (("a", 4), ("b", 4), ("c", 2)):
+        data = {**SETTINGS, "world_size": size, "floors": {}, "kv": {}}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"flexfloor": data}), encoding="utf-8")
+    found, notes = presets_in(tmp_path)
+    assert list(found) == ["a", "b"]
+    assert "c (2 ranks)" in notes[0]
+
+
+@pytest.mark.parametrize(("text", "values"), [("mu=1.3,1", [1, Decimal("1.3")]), ("floors", [1, 2, 4]), ("n=4", [4])])
+def test_sweeps_are_read(text, values):
+    assert list(parse_sweep(text, config()).values) == values
+
+
+@pytest.mark.parametrize("text", ["size=3", "n=1.5", "mu=0.5", "ranks=x", "floors=", "n=nan"])
+def test_odd_sweeps_are_refused(text):
+    if text == "floors=":
+        assert parse_sweep(text, config()).values == (1, 2, 4)
+        return
+    with pytest.raises(InputError, match="--sweep"):
+        parse_sweep(text, config())
+
+
+def test_a_sweep_varies_one_setting():
+    assert vary(config(), "floors", Decimal(2))[0].floors.natural == (2, 4)
+    larger, notes = vary(config(), "ranks", Decimal(8))
+    assert (larger.world_size, larger.step_prompts, larger.admissible_sizes) == (8, 16, (8, 4, 2, 1))
+    assert larger.capacity[8] == 400
+    assert "EP 8: KV budget assumed" in notes[0]
+    with pytest.raises(InputError, match="not admissible"):
+        vary(config(), "floors", Decimal(3))
+    swept = run_sweep(
+        parse_sweep("floors=1,4", config()), config(), lambda _: {0: workload()}, lambda _: Machine(TABLE, H200)
+    )
+    flex = [point.arms[-1].to_json()["mean_occupied_ranks"][1] for point in swept.points]
+    assert flex[0] < flex[1] == pytest.approx(4)
+    assert "Throughput Q against verl" in page(None, [swept], "", ["an assumption"])
+
+
+def test_costs_come_from_a_file_and_name_what_is_wrong(tmp_path):
+    path = tmp_path / "costs.yaml"
+    path.write_text("costs:\n  sleep_s: 1.5\n  natural:\n    shrink: {agree: 16.0}\n", encoding="utf-8")
+    read = load_costs(path)
+    assert (read.sleep_s, read.natural.shrink.agree, read.restore_s) == (1.5, 16.0, H200.restore_s)
+    for text, told in (
+        ("costs:\n  sleep_s: -1\n", "costs.yaml:2: costs.sleep_s: "),
+        ("costs:\n  natural:\n    shrink:\n      agre: 1.0\n", "costs.yaml:4: costs.natural.shrink.agre: unknown key"),
+        ("cost: 3\n", "costs.yaml: has no `costs:` section"),
+        ("costs: [\n", "costs.yaml:"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            load_costs(path)
+        assert told in str(caught.value)
+    save_costs(H200, path)
+    assert load_costs(path, FREE) == H200
+    eager = config(engine={"enforce_eager": True})
+    assert not default_costs(eager).pad_to_captures
+
+
+# -- calibration ---------------------------------------------------------------------------------
+
+
+def as_real(run, folder):
+    """A run folder with the responses that a real rollout saves."""
+    run.save(folder)
+    (folder / "lengths.jsonl").write_text(
+        "".join(
+            json.dumps({"item_id": o.item_id, "epoch": o.epoch, "prompt_tokens": o.prompt_tokens, "lengths": o.lengths})
+            + "\n"
+            for o in run.observations[0]
+        ),
+        encoding="utf-8",
+    )
+    lines = []
+    for (_, epoch), plan in run.plans.items():
+        seen = {o.item_id: list(o.lengths) for o in run.observations[0] if o.epoch == epoch}
+        for step in plan.steps:
+            for entry in step.ranks:
+                for item in entry.items:
+                    for sample, n in enumerate(seen[item]):
+                        data = {"item_id": item, "epoch": epoch, "step": step.step, "sample": sample}
+                        lines.append({**data, "rank": entry.rank, "token_ids": [1] * n, "finish_reason": "stop"})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "responses.jsonl").write_text(text, encoding="utf-8")
+    return folder
+
+
+CALIBRATED = Costs(
+    prefill_tokens_per_s=1e12,
+    pad_to_captures=False,
+    start_s=0.7,
+    finish_s=0.2,
+    sleep_s=0.3,
+    restore_s=0.9,
+    natural=ResidencyCosts(shrink=ShrinkCosts(agree=0.01, move=0.4, capture=0.2, switch=0.1)),
+)
+
+
+def test_calibration_recovers_the_costs_of_a_run(tmp_path):
+    folder = as_real(simulated(costs=CALIBRATED), tmp_path / "run")
+    found = calibrate(folder)
+    assert found.explained == pytest.approx(1.0, rel=1e-6)
+    assert found.error < 1e-6
+    assert found.equations >= found.unknowns
+    for knot in found.knots:
+        assert knot.seconds == pytest.approx(TABLE.curve(knot.ep).seconds(knot.batch), rel=0.02), knot
+    costs = found.costs
+    assert costs.start_s == pytest.approx(0.7, abs=1e-3)
+    assert (costs.finish_s, costs.sleep_s, costs.restore_s) == pytest.approx((0.2, 0.3, 0.9))
+    shrink = costs.natural.shrink
+    assert shrink.agree + shrink.move + shrink.capture + shrink.switch == pytest.approx(0.71)
+
+
+def test_a_calibrated_simulation_predicts_other_prompts(tmp_path):
+    found = calibrate(as_real(simulated(costs=CALIBRATED), tmp_path / "run"))
+    others = {0: workload(seed=5)}
+    real = simulate_workloads(config(), others, Machine(TABLE, CALIBRATED)).ledger().totals
+    predicted = simulate_workloads(config(), others, Machine(found.table, found.costs, True)).ledger().totals
+    assert predicted.window_seconds == pytest.approx(real.window_seconds, rel=0.02)
+    assert predicted.occupied.mid == pytest.approx(real.occupied.mid, rel=0.02)
+
+
+def test_a_run_that_does_not_carry_enough_says_so(tmp_path):
+    folder = as_real(simulated(costs=CALIBRATED), tmp_path / "run")
+    responses = (folder / "responses.jsonl").read_text(encoding="utf-8")
+    (folder / "responses.jsonl").unlink()
+    with pytest.raises(InputError, match=r"has no responses.jsonl: without the tokens"):
+        calibrate(folder)
+    (folder / "responses.jsonl").write_text(responses, encoding="utf-8")
+    log = folder / "events" / "simulated.jsonl"
+    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if '"local_complete"' not in line]
+    log.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"does not carry enough to calibrate step times: .*no local_complete"):
+        calibrate(folder)
+
+
+def test_non_negative_least_squares_and_outliers():
+    terms = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0], [1.0, 3.0]])
+    assert non_negative(terms, terms @ [2.0, 0.5]) == pytest.approx([2.0, 0.5])
+    assert non_negative(terms, terms @ [2.0, -0.5])[1] == 0
+    twice = np.vstack([terms, terms])
+    spoiled = twice @ np.array([2.0, 0.5])
+    spoiled[4] += 100
+    assert least_absolute(twice, spoiled, np.ones(10)) == pytest.approx([2.0, 0.5], abs=1e-3)
+
+
+def test_events_in_memory_and_on_disk_are_the_same(tmp_path):
+    run = simulated(name="one")
+    run.save(tmp_path / "one")
+    log = read_events(tmp_path / "one")
+    assert [event.to_json() for event in log.events] == [event.to_json() for event in run.events]
+    assert account(EventLog(log.events, [])).totals.occupied == run.ledger().totals.occupied
+    assert len(read_lengths(tmp_path / "one" / "lengths.jsonl")) == 3 * 16
