@@ -82,13 +82,13 @@ class Curve:
     _by_context: list[Knots]
     _idle: Knots
     _factor: Knots
-    _known: dict[tuple[int, bool], Floats] = field(default_factory=dict)
+    _known: dict[tuple[float, bool], Floats] = field(default_factory=dict)
 
-    def seconds(self, batch: int, *, idle: bool = False, context: float = 0.0) -> float:
+    def seconds(self, batch: float, *, idle: bool = False, context: float = 0.0) -> float:
         """Seconds of one decode step.
 
         Args:
-            batch: largest batch of the world's ranks, requests.
+            batch: batch that the step is charged for, requests a rank.
             idle: whether a rank of the world has no requests and runs a dummy step.
             context: mean tokens of prompt and response a request; read where the table has that axis.
 
@@ -98,7 +98,7 @@ class Curve:
         values = self._values(batch, idle)
         return float(values[0]) if len(values) == 1 else Knots(self.contexts, values).at(context)
 
-    def seconds_over(self, batch: int, contexts: Floats, *, idle: bool = False) -> Floats:
+    def seconds_over(self, batch: float, contexts: Floats, *, idle: bool = False) -> Floats:
         """As `seconds` for an array of contexts."""
         values = self._values(batch, idle)
         if len(values) == 1:
@@ -107,12 +107,12 @@ class Curve:
         slope = max(0.0, (values[-1] - values[-2]) / (self.contexts[-1] - self.contexts[-2]))
         return np.asarray(inside + slope * np.maximum(0.0, contexts - self.contexts[-1]))
 
-    def _values(self, batch: int, idle: bool) -> Floats:
+    def _values(self, batch: float, idle: bool) -> Floats:
         known = self._known.get((batch, idle))
         if known is not None:
             return known
         if batch > self.largest and not self.extrapolate:
-            what = f"has no batch above {self.largest} for EP {self.ep}, {batch} is asked for; measure it"
+            what = f"has no batch above {self.largest} for EP {self.ep}, {batch:g} is asked for; measure it"
             raise InputError(f"{what} or allow extrapolation", field="batch_per_rank")
         factor = self._factor.at(batch) * (self._idle.at(batch) if idle else 1.0)
         values = np.array([knots.at(batch) for knots in self._by_context]) * factor

@@ -79,13 +79,11 @@ class RankTrace:
         phases: in order, without gaps, from iteration 0 to ``end``.
         finished: (iteration count after which it is finished, index of the request), in order.
         preemptions: in order.
-        peak_blocks: most KV blocks in use at any iteration that was not leapt over, and at the end of each leap.
     """
 
     phases: list[Phase] = field(default_factory=list)
     finished: list[tuple[int, int]] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
-    peak_blocks: int = 0
 
     @property
     def end(self) -> int:
@@ -132,6 +130,8 @@ class _Queue:
         self.finishes: list[tuple[int, int, int]] = []
         self.live = {live.index: live for live in self.waiting}
         self.clock = self.prefilling = 0
+        self.offset = 0  # sum of prompt - base over decoding requests: their context less clock times their number
+        self.final = 0  # blocks that the running requests hold together in the end, at most
         self.blocked = False
 
     def _refuse_impossible(self) -> None:
@@ -175,35 +175,29 @@ class _Queue:
         count = self._fitting(self.finishes[0][0] - self.clock)
         if count == 0:
             return False
-        self._note(count, len(self.running), 0)
+        self._note(count, len(self.running), 0, self.offset + len(self.running) * self.clock)
         self._finish()
         return True
 
     def _fitting(self, wanted: int) -> int:
         """How many of the next ``wanted`` iterations find all the blocks that they need."""
         limit = self.limits.kv_blocks
-        if limit is None:
+        if limit is None or self.final <= limit:
             return wanted
         pools = self._pools()
 
         def used(count: int) -> int:
             return pools + sum(self._own(live, live.cached(self.clock) + count) for live in self.running)
 
-        peak = used(wanted)
-        if peak <= limit:
-            self.trace.peak_blocks = max(self.trace.peak_blocks, peak)
+        if used(wanted) <= limit:
             return wanted
         low, high = 0, wanted
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if used(middle) <= limit else (low, middle)
-        if low:
-            self.trace.peak_blocks = max(self.trace.peak_blocks, used(low))
         return low
 
-    def _note(self, count: int, decode: int, prefill: int, context: int | None = None) -> None:
-        if context is None:
-            context = sum(live.known(self.clock) for live in self.running)
+    def _note(self, count: int, decode: int, prefill: int, context: int) -> None:
         self.trace.phases.append(Phase(self.clock, self.clock + count, decode, prefill, context))
         self.clock += count
 
@@ -220,8 +214,17 @@ class _Queue:
             self.blocked = False
 
     def _leave(self, live: _Live) -> None:
+        self._rebase(live, None)
+        self.final -= self._own(live, live.prompt + live.length - 1) + live.shared
         self.holders[live.item] -= 1
         live.version += 1
+
+    def _rebase(self, live: _Live, base: int | None) -> None:
+        if live.base is not None:
+            self.offset -= live.prompt - live.base
+        live.base = base
+        if base is not None:
+            self.offset += live.prompt - base
 
     # -- one iteration of the scheduler -------------------------------------------------------
 
@@ -260,7 +263,7 @@ class _Queue:
         """Back to the front of the queue; returns the blocks that it gives back."""
         clock = self.clock
         freed, lost = self._own(live, live.cached(clock)), live.cached(clock)
-        live.stored, live.base, live.computed = live.generated(clock), None, 0
+        live.stored, live.computed = live.generated(clock), 0
         self._leave(live)
         if self.holders[live.item] == 0:
             freed += live.shared
@@ -283,6 +286,7 @@ class _Queue:
             free -= self._own(live, live.computed + tokens) + pool
             budget -= tokens
             self.holders[live.item] += 1
+            self.final += self._own(live, live.prompt + live.length - 1) + live.shared
             self.running.append(live)
             scheduled.append((live, tokens))
 
@@ -294,25 +298,21 @@ class _Queue:
         held = [live for live in self.running if live.base is not None and id(live) not in ahead]
         self._note(1, decode, prefill, context)
         for live in held:
-            live.base = None if live.base is None else live.base + 1
-            self._expect(live)
+            self._expect(live, (live.base or 0) + 1)
         for live, tokens in scheduled:
             if live.base is not None:
                 continue
             live.computed += tokens
             if live.computed == live.prompt + live.stored:
-                live.base = self.clock - live.stored - 1
-                self._expect(live)
+                self._expect(live, self.clock - live.stored - 1)
         self.prefilling = sum(live.base is None for live in self.running)
-        if self.limits.kv_blocks is not None:
-            used = self._pools() + sum(self._own(live, live.cached(self.clock)) for live in self.running)
-            self.trace.peak_blocks = max(self.trace.peak_blocks, used)
         self._finish()
 
-    def _expect(self, live: _Live) -> None:
+    def _expect(self, live: _Live, base: int) -> None:
+        """It decodes from here on: generated = clock - base."""
+        self._rebase(live, base)
         live.version += 1
-        assert live.base is not None
-        heapq.heappush(self.finishes, (live.base + live.length, live.index, live.version))
+        heapq.heappush(self.finishes, (base + live.length, live.index, live.version))
 
 
 def run_rank(requests: Sequence[Request], limits: Limits) -> RankTrace:

@@ -4,23 +4,24 @@ The log does not hold step times. But the saved responses tell how many tokens e
 `batching` tells what every iteration held, and ``local_complete`` and ``stage_commit`` tell when certain iterations
 were over. Each pair of neighbouring marks gives one equation
 
-    seconds between = sum over the iterations between of t(EP size, largest batch)  [+ start, once a step]
+    seconds between = sum over the iterations between of t(EP size, batch)  [+ start, once a step]
 
 and t, piecewise linear and never falling in the batch, minimises the sum of the absolute errors (each over the square
-root of its iterations). Absolute errors let single stalls of a busy machine pass. The first mark
-of a step follows its prefill, so ``start`` is installation and prefill together.
+root of its iterations). Absolute errors let single stalls of a busy machine pass. The first mark of a step follows its
+prefill, so ``start`` is installation and prefill together. The batch is the largest of the world's ranks or the mean
+over its members, whichever leaves the smaller errors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +33,18 @@ from flexfloor.events import PARTS, Event, read_events
 from flexfloor.history import read_lengths
 from flexfloor.ledger.windows import StepLog, split_windows
 from flexfloor.simulate.batching import RankTrace, Request, run_rank
-from flexfloor.simulate.costs import Costs, ResidencyCosts, ShrinkCosts
+from flexfloor.simulate.costs import Costs, Load, ResidencyCosts, ShrinkCosts
 from flexfloor.simulate.run import limits_of
 from flexfloor.step_times import Row, StepTimes
 
 MAX_KNOTS = 6
 """Most batches of one EP size that get a step time of their own."""
 NO_PREFILL = 1e12
+CLEARLY = 0.95
+"""The mean batch is taken where its errors are below this share of those with the largest batch."""
 
 Floats = NDArray[np.float64]
+LOADS: tuple[Load, Load] = ("largest", "mean")
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,11 @@ class Calibration:
 class _Interval:
     seconds: float
     first: bool
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+    counts: dict[Load, dict[tuple[int, float], int]] = field(default_factory=dict)
 
     @property
     def iterations(self) -> int:
-        return sum(self.counts.values())
+        return sum(self.counts["largest"].values())
 
 
 class _Response(BaseModel):
@@ -130,9 +134,16 @@ def calibrate(run_dir: str | Path) -> Calibration:
     if not intervals:
         told = "; ".join(dict.fromkeys(notes)) or "no local_complete event"
         raise InputError(f"does not carry enough to calibrate step times: {told}", file=root)
-    knots, start, errors = _fitted(intervals)
+    fits = {load: _fitted(intervals, load) for load in LOADS}
+    load: Load = "mean" if fits["mean"].miss < CLEARLY * fits["largest"].miss else "largest"
+    knots, start, errors = fits[load].knots, fits[load].start, fits[load].errors
     predicted = sum(interval.seconds + error for interval, error in zip(intervals, errors, strict=True))
     unknowns = len(knots) + 1
+    largest, mean = (fits[one].miss / max(1e-12, sum(i.seconds for i in intervals)) for one in LOADS)
+    notes.append(
+        f"a step is charged for the {load} batch of its ranks: absolute errors sum up to {largest:.1%} of the time "
+        f"with the largest, {mean:.1%} with the mean"
+    )
     if len(intervals) < unknowns:
         notes.append(
             f"{len(intervals)} intervals for {unknowns} unknown times: the table is not determined by this run alone; "
@@ -146,7 +157,7 @@ def calibrate(run_dir: str | Path) -> Calibration:
     relative = [abs(e) / i.seconds for i, e in zip(intervals, errors, strict=True) if i.seconds > 0]
     return Calibration(
         table,
-        _transitions(steps, config, table, start, notes),
+        _transitions(steps, config, table, start, notes).model_copy(update={"load": load}),
         tuple(knots),
         len(intervals),
         unknowns,
@@ -203,7 +214,7 @@ def _intervals(
         notes.append(f"{step.key}: ranks complete in another order than their tokens tell; left out")
         return []
     switches = _switches(step, marks)
-    batch = _largest_batches(traces.values())
+    largest, total = _batches(list(traces.values()))
     found: list[_Interval] = []
     size, at, since = step.world_size, 0, step.start
     for moment, end in marks:
@@ -211,12 +222,11 @@ def _intervals(
             if commit.t <= moment and at <= reached and commit.fields["from"] == size:
                 size, at, since = int(commit.fields["to"]), reached + 1, commit.t
         if end > at:
-            counts: dict[tuple[int, int], int] = {}
-            for one in batch[at:end]:
-                counts[size, int(one)] = counts.get((size, int(one)), 0) + (one > 0)
-            found.append(_Interval(moment - since, at == 0, {k: n for k, n in counts.items() if n}))
+            inside = {"largest": largest[at:end], "mean": total[at:end] / size}
+            counts = {load: _counted(size, inside[load]) for load in LOADS}
+            found.append(_Interval(moment - since, at == 0, counts))
         at, since = end, moment
-    return [interval for interval in found if interval.counts and interval.seconds > 0]
+    return [interval for interval in found if interval.iterations and interval.seconds > 0]
 
 
 def _switches(step: StepLog, marks: Sequence[tuple[float, int]]) -> list[tuple[Event, int]]:
@@ -231,28 +241,46 @@ def _switches(step: StepLog, marks: Sequence[tuple[float, int]]) -> list[tuple[E
     return found
 
 
-def _largest_batches(traces: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Largest decode batch over the ranks in each iteration; 0 where all of them prefill."""
-    own: list[RankTrace] = list(traces)
-    batch = np.zeros(max(trace.end for trace in own), dtype=np.int64)
-    for trace in own:
+def _batches(traces: Sequence[RankTrace]) -> tuple[Floats, Floats]:
+    """Largest and summed decode batch over the ranks in each iteration; 0 where all of them prefill."""
+    largest = np.zeros(max(trace.end for trace in traces))
+    total = np.zeros(len(largest))
+    for trace in traces:
         for phase in trace.phases:
-            np.maximum(batch[phase.start : phase.end], phase.decode, out=batch[phase.start : phase.end])
-    return batch
+            inside = slice(phase.start, phase.end)
+            np.maximum(largest[inside], phase.decode, out=largest[inside])
+            total[inside] += phase.decode
+    return largest, total
 
 
-def _fitted(intervals: Sequence[_Interval]) -> tuple[list[Knot], float, list[float]]:
+def _counted(size: int, batches: Floats) -> dict[tuple[int, float], int]:
+    values, counts = np.unique(batches[batches > 0], return_counts=True)
+    return {(size, value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
+
+
+@dataclass(frozen=True)
+class _Fit:
+    knots: list[Knot]
+    start: float
+    errors: list[float]
+
+    @property
+    def miss(self) -> float:
+        return math.fsum(abs(error) for error in self.errors)
+
+
+def _fitted(intervals: Sequence[_Interval], load: Load) -> _Fit:
     """Step times at the knots, the start time, and predicted less measured seconds of each interval."""
-    seen: dict[int, dict[int, int]] = defaultdict(dict)
+    seen: dict[int, dict[float, int]] = defaultdict(dict)
     for interval in intervals:
-        for (ep, batch), count in interval.counts.items():
+        for (ep, batch), count in interval.counts[load].items():
             seen[ep][batch] = seen[ep].get(batch, 0) + count
     places = {ep: _places(own) for ep, own in sorted(seen.items())}
     columns = {(ep, place): k for k, (ep, place) in enumerate((e, p) for e, own in places.items() for p in own)}
     terms = np.zeros((len(intervals), len(columns) + 1))
     for row, interval in enumerate(intervals):
         terms[row, -1] = interval.first
-        for (ep, batch), count in interval.counts.items():
+        for (ep, batch), count in interval.counts[load].items():
             for place, share in _shares(batch, places[ep]):
                 # A knot's time is the sum of the rises up to it, so that times never fall in the batch.
                 for lower in places[ep][: places[ep].index(place) + 1]:
@@ -266,7 +294,7 @@ def _fitted(intervals: Sequence[_Interval]) -> tuple[list[Knot], float, list[flo
         for place, level in zip(own, levels.tolist(), strict=True):
             near = sum(n for batch, n in seen[ep].items() if any(p == place for p, _ in _shares(batch, own)))
             knots.append(Knot(ep, place, level, int(near)))
-    return knots, float(rises[-1]), (terms @ rises - measured).tolist()
+    return _Fit(knots, float(rises[-1]), (terms @ rises - measured).tolist())
 
 
 def least_absolute(terms: Floats, measured: Floats, weights: Floats, rounds: int = 60) -> Floats:
@@ -310,20 +338,23 @@ def non_negative(terms: Floats, measured: Floats) -> Floats:
     return solved
 
 
-def _places(counts: dict[int, int]) -> list[int]:
+def _places(counts: dict[float, int]) -> list[int]:
     """Batches that become knots: the smallest, the largest, and quantiles of the iterations between."""
-    batches = sorted(counts)
+    whole: dict[int, int] = defaultdict(int)
+    for batch, count in counts.items():
+        whole[max(1, round(batch))] += count
+    batches = sorted(whole)
     if len(batches) <= MAX_KNOTS:
         return batches
-    total, so_far, kept = sum(counts.values()), 0, [batches[0]]
+    total, so_far, kept = sum(whole.values()), 0, [batches[0]]
     for batch in batches:
-        so_far += counts[batch]
+        so_far += whole[batch]
         if so_far * (MAX_KNOTS - 1) >= len(kept) * total and batch != kept[-1] and len(kept) < MAX_KNOTS - 1:
             kept.append(batch)
     return sorted({*kept, batches[-1]})
 
 
-def _shares(batch: int, places: Sequence[int]) -> list[tuple[int, float]]:
+def _shares(batch: float, places: Sequence[int]) -> list[tuple[int, float]]:
     """Weights of the neighbouring knots in a linear interpolation."""
     for low, high in pairwise(places):
         if low <= batch <= high:

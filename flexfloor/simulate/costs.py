@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +19,7 @@ from flexfloor.errors import InputError
 from flexfloor.step_times import Row, StepTimes
 
 SECTION = "costs"
+Load = Literal["largest", "mean"]
 Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
@@ -81,6 +82,8 @@ class Costs(_Record):
     """All costs but the decode table.
 
     Attributes:
+        load: which batch of the world a decode step is charged for: ``largest`` of its ranks (each has a device of its
+            own and waits for the slowest), or the ``mean`` over its members (ranks that share the cores of one host).
         step_scale: factor on every decode step time.
         prefill_tokens_per_s: prompt tokens that one rank computes a second.
         prefill_step_s: shortest step with a prefill or a recomputation in it: such steps leave the decode graphs.
@@ -95,6 +98,7 @@ class Costs(_Record):
         notes: what a reader should know about these figures.
     """
 
+    load: Load = "largest"
     step_scale: Rate = 1.0
     prefill_tokens_per_s: Rate = 20_000.0
     prefill_step_s: Seconds = 0.0

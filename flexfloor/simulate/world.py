@@ -98,9 +98,11 @@ class _Largest:
         self.of = [0] * ranks
         self._count = Counter({0: ranks})
         self._heap = [0]
+        self.total = 0
 
     def put(self, rank: int, value: int) -> None:
         self._count[self.of[rank]] -= 1
+        self.total += value - self.of[rank]
         self.of[rank] = value
         self._count[value] += 1
         heapq.heappush(self._heap, -value)
@@ -201,10 +203,10 @@ class _Step:
         idle = len(members) > self.busy
         seconds = 0.0
         if batch:
-            padded = batch
+            padded: float = batch if self.costs.load == "largest" else self.decode.total / len(members)
             if self.costs.pad_to_captures and self.given.capture_sizes:
-                at = bisect_left(self.given.capture_sizes, batch)
-                padded = self.given.capture_sizes[at] if at < len(self.given.capture_sizes) else batch
+                at = bisect_left(self.given.capture_sizes, padded)
+                padded = self.given.capture_sizes[at] if at < len(self.given.capture_sizes) else padded
             curve = self.curves[len(members)]
             if len(curve.contexts) > 1:
                 steps = np.arange(count)

@@ -287,11 +287,13 @@ CALIBRATED = Costs(
 )
 
 
-def test_calibration_recovers_the_costs_of_a_run(tmp_path):
-    folder = as_real(simulated(costs=CALIBRATED), tmp_path / "run")
+@pytest.mark.parametrize("load", ["largest", "mean"])
+def test_calibration_recovers_the_costs_of_a_run(tmp_path, load):
+    folder = as_real(simulated(costs=CALIBRATED.model_copy(update={"load": load})), tmp_path / "run")
     found = calibrate(folder)
-    assert found.explained == pytest.approx(1.0, rel=1e-6)
-    assert found.error < 1e-6
+    assert found.costs.load == load
+    assert found.explained == pytest.approx(1.0, rel=1e-3)
+    assert found.error < 1e-3
     assert found.equations >= found.unknowns
     for knot in found.knots:
         assert knot.seconds == pytest.approx(TABLE.curve(knot.ep).seconds(knot.batch), rel=0.02), knot
