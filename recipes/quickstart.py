@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,12 +146,12 @@ def run(
     title(f"Starting {settings.world_size} vLLM engines under Ray (half a minute to a minute on two cores)")
     console.print(f"model {job.model}, {len(workload)} prompts, {settings.responses_per_prompt} responses each")
     console.print(f"everything is written below {target}", soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="flexfloor-") as scratch, Footprint() as footprint, orderly_end():
+    with Footprint() as footprint, orderly_end():
         spec = ServerSpec.of(
             settings,
             job.model,
             events_dir=target / "events",
-            board=Path(scratch) / "board",
+            board=target / "board",
             run=RUN,
             log=target / "server.log",
         )
@@ -182,7 +181,7 @@ def main() -> None:
         sys.exit(_complain(str(error), 2))
     except (InputError, RefusedError) as error:
         sys.exit(_complain(str(error), 2))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(_complain("stopped", 130))
     except FlexFloorError as error:
         sys.exit(_complain(str(error), 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -56,8 +55,11 @@ def rollout(
     at_hand = slots if slots is not None else device_slots()
     refuse(Proposal(planned, settings, workload, facts, smallest, at_hand, installed_vllm(), plan))
     console = Console(stderr=True, highlight=False)
-    with orderly_end():
-        result = _run(planned, settings, workload, model, out, console, shrink=not no_shrink, epoch=epoch)
+    try:
+        with orderly_end():
+            result = _run(planned, settings, workload, model, out, console, shrink=not no_shrink, epoch=epoch)
+    except KeyboardInterrupt:
+        raise typer.Abort from None
     if as_json:
         typer.echo(json.dumps({"run_dir": str(out), **asdict(result)}, indent=1, allow_nan=False))
         return
@@ -106,12 +108,12 @@ def _run(
 ) -> RunResult:
     run_dir = RunDirectory(out, config)
     run_dir.begin(plan, plan.epoch if epoch is None else epoch)
-    with tempfile.TemporaryDirectory(prefix="flexfloor-") as scratch, Screen(console) as screen:
+    with Screen(console) as screen:
         spec = ServerSpec.of(
             config,
             model.absolute(),
             events_dir=run_dir.events_dir,
-            board=Path(scratch) / "board",
+            board=run_dir.board,
             run=run_dir.run_id,
             log=run_dir.log,
         )

@@ -1,7 +1,7 @@
 """Ray up and down: one local Ray for one command, gone when the command is.
 
-Ray's own processes die with this one (it asks the kernel for that), what vLLM starts below the server actor follows
-the actor (:mod:`flexfloor.driver.children`); ``close`` checks that nothing is left.
+``close`` ends Ray and checks that nothing is left. If this process is killed instead, :mod:`flexfloor.driver.reaper`
+does it; if the server actor alone is killed, vLLM's processes follow it (:mod:`flexfloor.driver.children`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 import psutil
 
+from flexfloor.driver import reaper
 from flexfloor.driver.processes import end_processes, tree, wait_gone
 
 OBJECT_STORE_BYTES = 128 << 20
@@ -46,6 +48,7 @@ class Cluster:
         self._slots = slots
         self._before: set[int] = set()
         self._folder: Path | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         """Starts Ray; call it from the main thread, whose end ends Ray."""
@@ -54,6 +57,7 @@ class Cluster:
 
         self._before = {process.pid for process in tree([os.getpid()])}
         self._folder = Path(tempfile.mkdtemp(prefix="ffray"))
+        self._reaper = reaper.start(os.getpid())
         on_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
         try:
@@ -85,6 +89,9 @@ class Cluster:
 
         mine = self._mine()
         ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.terminate()
+            self._reaper.wait()
         left = wait_gone(mine, CLOSE_S)
         if left:
             end_processes([process.pid for process in left])

@@ -48,6 +48,11 @@ class RunDirectory:
         return self.path / "events"
 
     @property
+    def board(self) -> Path:
+        """The status board: state and phase of every rank, readable at any time."""
+        return self.path / "board"
+
+    @property
     def log(self) -> Path:
         """What the server's processes print."""
         return self.path / "logs" / "server.log"

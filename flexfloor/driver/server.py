@@ -46,6 +46,7 @@ class RolloutServer:
 
     def __init__(self, spec: ServerSpec) -> None:
         self._spec = spec
+        Path(spec.settings.board).unlink(missing_ok=True)
         self._board = Board(spec.settings.board, spec.world_size)
         self._engines: Engines | None = None
         self._watchdog: Watchdog | None = None

@@ -1,5 +1,6 @@
 """What the engine tests share: a tiny checkpoint, and one replica that several tests use in turn."""
 
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -36,22 +37,17 @@ def replica(tmp_path_factory, tiny_checkpoint):
 
 @pytest.fixture
 def processes_below():
-    """Live processes below a process (this one without an argument), but for multiprocessing's own."""
+    """Live processes below this one, but for multiprocessing's own."""
 
-    def below(pid=None):
-        try:
-            found = psutil.Process(pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [process for process in found if _matters(process)]
+    def below():
+        return [process for process in psutil.Process().children(recursive=True) if _matters(process)]
 
     return below
 
 
 def _matters(process):
     try:
-        command = " ".join(process.cmdline())
-        own = "resource_tracker" in command or "forkserver" in command
+        own = process.pid == forkserver._forkserver._forkserver_pid or "resource_tracker" in " ".join(process.cmdline())
         return process.status() != psutil.STATUS_ZOMBIE and not own
     except psutil.NoSuchProcess:
         return False

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from driver_bed import plan, settings, step
 
+from flexfloor.elastic.board import Board
 from flexfloor.history import HistoryStore
 
 LENGTHS = [4, 4, 4, 4, 40, 80, 160, 380]
@@ -74,7 +75,10 @@ class Command:
         return left
 
     def engine(self, rank):
-        return next(p for p in self.seen if _runs(p) and f"EngineCore_DP{rank}" in " ".join(p.cmdline()))
+        return psutil.Process(Board(self.out / "board", 4).read(rank).pid)
+
+    def server(self):
+        return next(p for p in self.engine(0).parents() if "ServerActor" in p.name() + " ".join(p.cmdline()))
 
 
 def _runs(process):
@@ -170,8 +174,7 @@ def test_the_command_itself_is_killed(command):
 
 def test_the_server_process_is_killed(command):
     command.wait_for_step_one()
-    server = command.engine(0).parent()
-    server.kill()
+    command.server().kill()
     code, _, err = command.finish()
     assert code == 1
     assert "server is gone" in err.strip().splitlines()[-1]

@@ -132,9 +132,10 @@ def test_killed_while_starting(tmp_path, tiny_checkpoint, processes_below):
     server = local_server(tmp_path, tiny_checkpoint, config())
 
     def strike():
-        while len(cores := [p for p in processes_below() if "EngineCore_DP1" in p.name() + " ".join(p.cmdline())]) < 1:
+        """Below the fork server: vLLM's coordinator first, then the engine cores by rank."""
+        while len(started := [process for process in processes_below() if process.pid not in before]) < 4:
             time.sleep(0.05)
-        cores[0].kill()
+        sorted(started, key=lambda process: process.pid)[2].kill()
 
     threading.Thread(target=strike, daemon=True).start()
     try:

@@ -1,16 +1,18 @@
-"""The watchdog and the guarded children, on real processes."""
+"""The watchdog, the guarded children and the reaper, on real processes."""
 
 import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import psutil
 import pytest
 
-from flexfloor.driver import children
+from flexfloor.driver import children, reaper
 from flexfloor.driver.processes import alive, end_processes, wait_gone
 from flexfloor.driver.watchdog import SUPPORT, Death, Watchdog, culprit, last_fault
 from flexfloor.elastic.board import Board, Status, beat
@@ -239,3 +241,46 @@ def _wait_for_code(process):
     while (code := process.exitcode) is None:
         time.sleep(0.0005)
     return code
+
+
+def test_the_reaper_ends_what_a_killed_server_leaves(tmp_path):
+    """A parent with a child and a grandchild is killed; both follow, and the reaper ends itself."""
+    note = tmp_path / "pids"
+    grandchild = "import subprocess,sys,time;p=subprocess.Popen([sys.executable,'-c','import time;time.sleep(300)']);"
+    grandchild += f"open({str(note)!r},'w').write(str(p.pid));time.sleep(300)"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess,sys,time;subprocess.Popen([sys.executable,'-c',{grandchild!r}]);time.sleep(300)",
+        ]
+    )
+    guard = reaper.start(parent.pid)
+    try:
+        end = time.monotonic() + 20
+        while not (note.exists() and note.read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        left = psutil.Process(parent.pid).children(recursive=True)
+        assert len(left) == 2
+        time.sleep(3 * reaper.PERIOD_S)
+        parent.kill()
+        parent.wait()
+        _, alive = psutil.wait_procs(left, timeout=15)
+        assert alive == []
+        assert guard.wait(timeout=15) == 0
+    finally:
+        end_processes([parent.pid, guard.pid], grace_s=0.5)
+
+
+def test_the_reaper_leaves_a_running_server_alone():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    guard = reaper.start(os.getpid())
+    try:
+        time.sleep(4 * reaper.PERIOD_S)
+        assert child.poll() is None
+        assert guard.poll() is None
+    finally:
+        guard.terminate()
+        guard.wait()
+        child.kill()
+        child.wait()
