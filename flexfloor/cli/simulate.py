@@ -24,6 +24,7 @@ from flexfloor.simulate.compare import (
     WorkloadsOf,
     comparison_table,
     method_variants,
+    notes_of,
     presets_in,
     simulate_arms,
 )
@@ -180,9 +181,10 @@ def _machine(table: Path | None, costs: Path | None, *, extrapolate: bool) -> Ma
     charged = load_costs(costs) if costs is not None else None
 
     def machine(config: FlexFloorConfig) -> Machine:
-        named = getattr(getattr(config, "rate", None), "table", None)
+        rate: Any = getattr(config, "rate", None)
+        named, more = getattr(rate, "table", None), getattr(rate, "extrapolate", False)
         times = given or (StepTimes.load(named) if named else h200_table())
-        return Machine(times, charged or default_costs(config), extrapolate)
+        return Machine(times, charged or default_costs(config), extrapolate or more)
 
     return machine
 
@@ -206,18 +208,17 @@ def _many(
         else:
             configs = method_variants(load_config(config))
         found = simulate_arms(configs, workloads, machine)
-        notes += found.notes
     swept: list[SweepResult] = []
     if sweeps:
         settings = load_config(config / "flex_n2.yaml" if config.is_dir() else config)
         swept = [run_sweep(parse_sweep(text, settings), settings, workloads, machine) for text in sweeps]
-        notes += [note for one in swept for point in one.points for note in point.notes]
         notes += [note for one in swept for note in one.notes]
-    notes = list(dict.fromkeys(notes))
+    arms = [arm for point in (found, *(p for one in swept for p in one.points)) if point for arm in point.arms]
+    notes = [*notes_of(arms), *(found.unequal if found else ()), *dict.fromkeys(notes)]
     if html is not None:
         from flexfloor.simulate.page import write_page
 
-        lead = f"{config.name}, seeds {', '.join(map(str, source.seeds))}"
+        lead = f"{config.name}, seed {', '.join(map(str, source.seeds))}"
         write_page(html, comparison=found, sweeps=swept, lead=lead, notes=notes)
     if as_json:
         data: dict[str, Any] = found.to_json() if found else {}

@@ -15,16 +15,14 @@ over its members, whichever leaves the smaller errors.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flexfloor.config import FlexFloorConfig, load_config
@@ -34,27 +32,13 @@ from flexfloor.history import read_lengths
 from flexfloor.ledger.windows import StepLog, split_windows
 from flexfloor.simulate.batching import RankTrace, Request, run_rank
 from flexfloor.simulate.costs import Costs, Load, ResidencyCosts, ShrinkCosts
+from flexfloor.simulate.fitting import LOADS, Floats, Interval, Knot, fitted
 from flexfloor.simulate.run import limits_of
 from flexfloor.step_times import Row, StepTimes
 
-MAX_KNOTS = 6
-"""Most batches of one EP size that get a step time of their own."""
 NO_PREFILL = 1e12
 CLEARLY = 0.95
 """The mean batch is taken where its errors are below this share of those with the largest batch."""
-
-Floats = NDArray[np.float64]
-LOADS: tuple[Load, Load] = ("largest", "mean")
-
-
-@dataclass(frozen=True)
-class Knot:
-    """A calibrated step time and how many iterations lie next to it."""
-
-    ep: int
-    batch: int
-    seconds: float
-    iterations: int
 
 
 @dataclass(frozen=True)
@@ -80,17 +64,6 @@ class Calibration:
     explained: float
     error: float
     notes: tuple[str, ...]
-
-
-@dataclass
-class _Interval:
-    seconds: float
-    first: bool
-    counts: dict[Load, dict[tuple[int, float], int]] = field(default_factory=dict)
-
-    @property
-    def iterations(self) -> int:
-        return sum(self.counts["largest"].values())
 
 
 class _Response(BaseModel):
@@ -124,7 +97,7 @@ def calibrate(run_dir: str | Path) -> Calibration:
     requests = _requests(root / "responses.jsonl", prompts)
     steps = split_windows(log.events).steps
     notes: list[str] = list(log.problems)
-    intervals: list[_Interval] = []
+    intervals: list[Interval] = []
     for step in steps:
         key = (step.key.epoch or 0, step.key.step or 0)
         if key not in requests:
@@ -134,7 +107,7 @@ def calibrate(run_dir: str | Path) -> Calibration:
     if not intervals:
         told = "; ".join(dict.fromkeys(notes)) or "no local_complete event"
         raise InputError(f"does not carry enough to calibrate step times: {told}", file=root)
-    fits = {load: _fitted(intervals, load) for load in LOADS}
+    fits = {load: fitted(intervals, load) for load in LOADS}
     load: Load = "mean" if fits["mean"].miss < CLEARLY * fits["largest"].miss else "largest"
     knots, start, errors = fits[load].knots, fits[load].start, fits[load].errors
     predicted = sum(interval.seconds + error for interval, error in zip(intervals, errors, strict=True))
@@ -194,7 +167,7 @@ def _requests(path: Path, prompts: dict[tuple[str, int], int]) -> dict[tuple[int
 
 def _intervals(
     step: StepLog, requests: dict[int, list[Request]], config: FlexFloorConfig, notes: list[str]
-) -> list[_Interval]:
+) -> list[Interval]:
     """The step's marks in pairs, with the iterations between them by (EP size, largest batch)."""
     limits = limits_of(config, config.capacity.get(step.world_size))
     traces = {rank: run_rank(own, limits) for rank, own in requests.items()}
@@ -215,7 +188,7 @@ def _intervals(
         return []
     switches = _switches(step, marks)
     largest, total = _batches(list(traces.values()))
-    found: list[_Interval] = []
+    found: list[Interval] = []
     size, at, since = step.world_size, 0, step.start
     for moment, end in marks:
         for commit, reached in switches:
@@ -224,7 +197,7 @@ def _intervals(
         if end > at:
             inside = {"largest": largest[at:end], "mean": total[at:end] / size}
             counts = {load: _counted(size, inside[load]) for load in LOADS}
-            found.append(_Interval(moment - since, at == 0, counts))
+            found.append(Interval(moment - since, at == 0, counts))
         at, since = end, moment
     return [interval for interval in found if interval.iterations and interval.seconds > 0]
 
@@ -256,111 +229,6 @@ def _batches(traces: Sequence[RankTrace]) -> tuple[Floats, Floats]:
 def _counted(size: int, batches: Floats) -> dict[tuple[int, float], int]:
     values, counts = np.unique(batches[batches > 0], return_counts=True)
     return {(size, value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
-
-
-@dataclass(frozen=True)
-class _Fit:
-    knots: list[Knot]
-    start: float
-    errors: list[float]
-
-    @property
-    def miss(self) -> float:
-        return math.fsum(abs(error) for error in self.errors)
-
-
-def _fitted(intervals: Sequence[_Interval], load: Load) -> _Fit:
-    """Step times at the knots, the start time, and predicted less measured seconds of each interval."""
-    seen: dict[int, dict[float, int]] = defaultdict(dict)
-    for interval in intervals:
-        for (ep, batch), count in interval.counts[load].items():
-            seen[ep][batch] = seen[ep].get(batch, 0) + count
-    places = {ep: _places(own) for ep, own in sorted(seen.items())}
-    columns = {(ep, place): k for k, (ep, place) in enumerate((e, p) for e, own in places.items() for p in own)}
-    terms = np.zeros((len(intervals), len(columns) + 1))
-    for row, interval in enumerate(intervals):
-        terms[row, -1] = interval.first
-        for (ep, batch), count in interval.counts[load].items():
-            for place, share in _shares(batch, places[ep]):
-                # A knot's time is the sum of the rises up to it, so that times never fall in the batch.
-                for lower in places[ep][: places[ep].index(place) + 1]:
-                    terms[row, columns[ep, lower]] += count * share
-    measured = np.array([interval.seconds for interval in intervals])
-    weights = 1 / np.sqrt([interval.iterations for interval in intervals])
-    rises = least_absolute(terms, measured, weights)
-    knots = []
-    for ep, own in places.items():
-        levels = np.cumsum([rises[columns[ep, place]] for place in own])
-        for place, level in zip(own, levels.tolist(), strict=True):
-            near = sum(n for batch, n in seen[ep].items() if any(p == place for p, _ in _shares(batch, own)))
-            knots.append(Knot(ep, place, level, int(near)))
-    return _Fit(knots, float(rises[-1]), (terms @ rises - measured).tolist())
-
-
-def least_absolute(terms: Floats, measured: Floats, weights: Floats, rounds: int = 60) -> Floats:
-    """Weights of the terms, none negative, of (almost) least weighted absolute error: reweighted least squares."""
-    solved = non_negative(terms * weights[:, None], measured * weights)
-    blunt = float(np.max(np.abs(terms @ solved - measured) * weights, initial=0.0))
-    for _ in range(rounds):
-        # Errors below `blunt` count as squares; it shrinks, so that no early fit of an outlier is kept.
-        miss = np.abs(terms @ solved - measured) * weights
-        strength = weights / np.sqrt(np.maximum(miss, max(blunt, 1e-12)))
-        solved = non_negative(terms * strength[:, None], measured * strength)
-        blunt *= 0.7
-    return solved
-
-
-def non_negative(terms: Floats, measured: Floats) -> Floats:
-    """Least squares with no weight below 0 (Lawson and Hanson's active set, 1974)."""
-    count = terms.shape[1]
-    solved, free = np.zeros(count), np.zeros(count, dtype=bool)
-    for _ in range(10 * count):
-        slope = terms.T @ (measured - terms @ solved)
-        slope[free] = -np.inf
-        best = int(np.argmax(slope))
-        if free.all() or slope[best] <= 1e-10 * float(np.abs(terms.T @ measured).max()):
-            break
-        free[best] = True
-        while True:
-            trial = np.zeros(count)
-            trial[free] = np.linalg.lstsq(terms[:, free], measured, rcond=None)[0]
-            low = free & (trial <= 0)
-            if not low.any():
-                break
-            share = float(np.min(solved[low] / np.maximum(solved[low] - trial[low], 1e-300)))
-            solved = solved + share * (trial - solved)
-            free &= solved > 1e-14
-            solved[~free] = 0.0
-            if not free.any():
-                trial = solved
-                break
-        solved = trial
-    return solved
-
-
-def _places(counts: dict[float, int]) -> list[int]:
-    """Batches that become knots: the smallest, the largest, and quantiles of the iterations between."""
-    whole: dict[int, int] = defaultdict(int)
-    for batch, count in counts.items():
-        whole[max(1, round(batch))] += count
-    batches = sorted(whole)
-    if len(batches) <= MAX_KNOTS:
-        return batches
-    total, so_far, kept = sum(whole.values()), 0, [batches[0]]
-    for batch in batches:
-        so_far += whole[batch]
-        if so_far * (MAX_KNOTS - 1) >= len(kept) * total and batch != kept[-1] and len(kept) < MAX_KNOTS - 1:
-            kept.append(batch)
-    return sorted({*kept, batches[-1]})
-
-
-def _shares(batch: float, places: Sequence[int]) -> list[tuple[int, float]]:
-    """Weights of the neighbouring knots in a linear interpolation."""
-    for low, high in pairwise(places):
-        if low <= batch <= high:
-            share = (batch - low) / (high - low)
-            return [(place, weight) for place, weight in ((low, 1 - share), (high, share)) if weight > 0]
-    return [(places[0] if batch <= places[0] else places[-1], 1.0)]
 
 
 def _transitions(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,23 @@ class Comparison:
 
     Attributes:
         arms: simulated methods.
-        notes: what is assumed, and unequal work.
+        unequal: a line where the arms did not do the same work.
     """
 
     arms: tuple[Arm, ...]
-    notes: tuple[str, ...]
+    unequal: tuple[str, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is assumed, and unequal work."""
+        return [*notes_of(self.arms), *self.unequal]
 
     def to_json(self) -> dict[str, Any]:
         """The comparison for machines."""
         return {
             "baseline": self.arms[0].name,
             "arms": [arm.to_json() for arm in self.arms],
-            "assumptions": list(self.notes),
+            "assumptions": self.notes,
         }
 
 
@@ -102,21 +107,26 @@ def simulate_arms(configs: Mapping[str, FlexFloorConfig], workloads: WorkloadsOf
         ledger = run.ledger()
         gains = compare(ledger.totals, arms[0].ledger.totals) if arms else None
         arms.append(Arm(name, run, ledger, gains))
-    sizes = {size for arm in arms for size in arm.run.sizes}
-    notes = [note for arm in arms for note in [*arm.run.assumed, *arm.run.machine.notes(sizes)]]
     base = arms[0].ledger.totals.response_tokens
-    unequal = [f"{a.name} {a.ledger.totals.response_tokens / base - 1:+.2%}" for a in arms if not _same(a, base)]
-    if unequal:
-        notes.append(f"response tokens differ from the baseline's (caps): {', '.join(unequal)}")
-    return Comparison(tuple(arms), tuple(dict.fromkeys(notes)))
+    unequal = [f"{a.name} {a.ledger.totals.response_tokens / base - 1:+.2%}" for a in arms if _tokens(a) != base]
+    told = f"response tokens differ from the baseline's (caps): {', '.join(unequal)}"
+    return Comparison(tuple(arms), (told,) if unequal else ())
+
+
+def notes_of(arms: Sequence[Arm]) -> list[str]:
+    """What is assumed and not measured in any of these runs, one line each."""
+    sizes = {size for arm in arms for size in arm.run.sizes}
+    told = [note for arm in arms for note in arm.run.assumed]
+    told += [note for arm in arms for note in arm.run.machine.notes(sizes)]
+    return list(dict.fromkeys(told))
+
+
+def _tokens(arm: Arm) -> int:
+    return arm.ledger.totals.response_tokens
 
 
 def _pair(bounds: Bounds) -> list[float]:
     return [bounds.lo, bounds.hi]
-
-
-def _same(arm: Arm, tokens: int) -> bool:
-    return arm.ledger.totals.response_tokens == tokens
 
 
 def method_variants(config: FlexFloorConfig) -> dict[str, FlexFloorConfig]:

@@ -159,6 +159,8 @@ def default_costs(config: FlexFloorConfig) -> Costs:
             "planned": H200.planned.model_copy(update={"shrink": shrink.model_copy(update={"move_rows": False})}),
             "expert_bytes": 0,
         }
+        before = getattr(getattr(rate, "transitions", None), "prepare_s", 0.0)
+        changed[config.residency] = changed[config.residency].model_copy(update={"prepare_s": before})
     for name, source in (("sleep_s", "release_s"), ("restore_s", "restore_s")):
         if getattr(rate, source, 0.0) > 0:
             changed[name] = getattr(rate, source)

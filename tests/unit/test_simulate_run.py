@@ -10,7 +10,7 @@ from flexfloor.events import EventLog, read_events
 from flexfloor.history import Observation, read_lengths
 from flexfloor.ledger import account, load_run
 from flexfloor.simulate import Machine, drawn, from_observations, simulate_workloads
-from flexfloor.simulate.calibrate import calibrate, least_absolute, non_negative
+from flexfloor.simulate.calibrate import calibrate
 from flexfloor.simulate.compare import method_variants, presets_in, simulate_arms
 from flexfloor.simulate.costs import (
     FREE,
@@ -22,6 +22,7 @@ from flexfloor.simulate.costs import (
     load_costs,
     save_costs,
 )
+from flexfloor.simulate.fitting import least_absolute, non_negative
 from flexfloor.simulate.page import page
 from flexfloor.simulate.sweep import parse_sweep, run_sweep, vary
 from flexfloor.simulate.workload import Distribution, mixture, read_distribution
