@@ -7,9 +7,10 @@ run        epochs, plans, the log      compare, sweep, page, calibrate    what t
 
 from flexfloor.simulate.batching import Limits, Request, run_rank
 from flexfloor.simulate.costs import Costs, default_costs, h200_table, load_costs
+from flexfloor.simulate.records import StepInput, StepOutcome
 from flexfloor.simulate.run import Machine, SimulatedRun, simulate_workloads
 from flexfloor.simulate.workload import Workload, drawn, from_observations, read_distribution
-from flexfloor.simulate.world import StepInput, StepOutcome, simulate_step
+from flexfloor.simulate.world import simulate_step
 
 __all__ = [
     "Costs",

@@ -183,7 +183,7 @@ def arm_cells(arm: Arm) -> list[str]:
         arm.name,
         f"{totals.throughput:,.1f}",
         f"{gains.throughput:+.1%}" if gains else "-",
-        f"{totals.efficiency.mid:,.1f}",
+        totals.efficiency.text(1),
         f"{gains.efficiency.mid:+.1%}" if gains else "-",
         f"{totals.window_seconds:,.1f}",
         f"{totals.occupied.mid:,.0f}",

@@ -23,8 +23,9 @@ from flexfloor.plan import EpochPlan, StepPlan
 from flexfloor.planner import plan_epoch
 from flexfloor.simulate.batching import Limits, Request
 from flexfloor.simulate.costs import H200_NOTE, Costs, save_costs
+from flexfloor.simulate.records import Mark, StepInput, StepOutcome
 from flexfloor.simulate.workload import EpochLengths, Workload
-from flexfloor.simulate.world import Mark, StepInput, StepOutcome, simulate_step
+from flexfloor.simulate.world import simulate_step
 from flexfloor.step_times import Curve, StepTimes
 
 DEFAULT_SEQS = 256

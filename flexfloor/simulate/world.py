@@ -11,12 +11,11 @@ full restore when the step is complete.
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,91 +25,11 @@ from flexfloor.elastic import placement as rows_of
 from flexfloor.elastic.decision import Action, Decision, World, decide
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.vector import Row
-from flexfloor.simulate.batching import Limits, RankTrace, Request, run_rank
+from flexfloor.simulate.batching import run_rank
 from flexfloor.simulate.costs import Costs
+from flexfloor.simulate.lockstep import Batches, Change, changes_of, sampled
+from flexfloor.simulate.records import Mark, StepInput, StepOutcome
 from flexfloor.step_times import Curve
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """What a step is simulated from.
-
-    Attributes:
-        groups: the requests of each rank, in order of arrival.
-        ladder: EP sizes from the world size down; the world size alone never shrinks.
-        residency: natural or planned.
-        rank_order: all ranks, first to leave in front.
-        capture_sizes: captured decode batch sizes, ascending.
-        limits: what bounds a rank's batch.
-        experts: logical experts of a layer, divisible by every size of the ladder.
-        capacity: expert rows a rank.
-    """
-
-    groups: tuple[tuple[Request, ...], ...]
-    ladder: tuple[int, ...]
-    residency: str
-    rank_order: tuple[int, ...]
-    capture_sizes: tuple[int, ...]
-    limits: Limits
-    experts: int
-    capacity: int
-
-
-@dataclass(frozen=True)
-class Mark:
-    """An event before it is stamped with its run: seconds after rollout_start, name, rank (None: driver), fields."""
-
-    t: float
-    event: str
-    rank: int | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """What came out of a simulated step.
-
-    Attributes:
-        seconds: from rollout_start to rollout_end.
-        tokens: generated tokens W.
-        iterations: engine iterations.
-        commits: (from, to, survivors, iterations before it) of every shrink.
-        marks: the events in order.
-        traces: what each rank did.
-        dummy_steps: member iterations without requests.
-        dummy_seconds: time in them, rank-seconds.
-    """
-
-    seconds: float
-    tokens: int
-    iterations: int
-    commits: tuple[tuple[int, int, tuple[int, ...], int], ...]
-    marks: tuple[Mark, ...]
-    traces: tuple[RankTrace, ...]
-    dummy_steps: int
-    dummy_seconds: float
-
-
-class _Largest:
-    """The largest of one value a rank, under changes."""
-
-    def __init__(self, ranks: int) -> None:
-        self.of = [0] * ranks
-        self._count = Counter({0: ranks})
-        self._heap = [0]
-        self.total = 0
-
-    def put(self, rank: int, value: int) -> None:
-        self._count[self.of[rank]] -= 1
-        self.total += value - self.of[rank]
-        self.of[rank] = value
-        self._count[value] += 1
-        heapq.heappush(self._heap, -value)
-
-    def value(self) -> int:
-        while self._count[-self._heap[0]] <= 0:
-            heapq.heappop(self._heap)
-        return -self._heap[0]
 
 
 @dataclass
@@ -137,7 +56,7 @@ class _Step:
         self.now = costs.start_s + (self.residency.prepare_s if len(given.ladder) > 1 else 0.0)
         self.clock = 0
         self.busy = sum(bool(group) for group in given.groups)
-        self.decode, self.prefill = _Largest(size), _Largest(size)
+        self.decode, self.prefill = Batches(size), Batches(size)
         self.by_context = any(len(curve.contexts) > 1 for curve in curves.values())
         self.context = np.zeros(size)
         self.marks: list[Mark] = []
@@ -157,7 +76,7 @@ class _Step:
         self._mark("rollout_start", None, world_size=len(given.groups), t=0.0)
         for rank, group in enumerate(given.groups):
             self._mark("plan_installed", rank, t=0.0, ladder=list(given.ladder), expected=len(group))
-        changes = _changes(self.traces)
+        changes = changes_of(self.traces)
         ends: dict[int, list[int]] = {}
         for rank, trace in enumerate(self.traces):
             ends.setdefault(trace.end, []).append(rank)
@@ -169,7 +88,7 @@ class _Step:
             self._sync(ends.get(stop, ()))
         return self._outcome()
 
-    def _change(self, changes: Sequence[tuple[int, int, int, int, int]]) -> None:
+    def _change(self, changes: Sequence[Change]) -> None:
         for rank, decode, prefill, context, preempted in changes:
             self.decode.put(rank, decode)
             self.prefill.put(rank, prefill)
@@ -189,7 +108,7 @@ class _Step:
         self._iterate(start, stop - start)
 
     def _iterate(self, start: int, count: int) -> None:
-        batch, prefill = self.decode.value(), self.prefill.value()
+        batch, prefill = self.decode.largest(), self.prefill.largest()
         seconds = self._lasting(batch, prefill, count) + self.extra
         self.extra = 0.0
         if prefill:
@@ -229,7 +148,7 @@ class _Step:
         for rank in completed:
             self.rows[rank] = self.rows[rank]._replace(unfinished=0)
             self.busy -= bool(self.given.groups[rank])
-            self._change([(rank, 0, 0, 0, len(self.traces[rank].preemptions))])
+            self._change([Change(rank, 0, 0, 0, len(self.traces[rank].preemptions))])
             self.idle_since[rank] = (self.clock, self.stepping)
         if not completed:
             return
@@ -292,7 +211,7 @@ class _Step:
     def _reachable_captures(self) -> int:
         """Captured sizes that batches from here on can still meet: up to the one that holds the present batch."""
         sizes = self.given.capture_sizes
-        return min(len(sizes), bisect_left(sizes, max(1, self.decode.value())) + 1)
+        return min(len(sizes), bisect_left(sizes, max(1, self.decode.largest())) + 1)
 
     def _first_step_done(self) -> None:
         done = self.pending
@@ -334,7 +253,7 @@ class _Step:
                 self._audit(rank, self.clock)
             count, seconds = self.dummy[rank]
             self._mark("dummy_steps", rank, count=count, seconds=seconds)
-            self._mark("active_batch", rank, sizes=_sampled(self.traces[rank]))
+            self._mark("active_batch", rank, sizes=sampled(self.traces[rank]))
         self.now += self.costs.finish_s
 
     def _restore(self) -> None:
@@ -380,22 +299,3 @@ def simulate_step(given: StepInput, costs: Costs, curves: Mapping[int, Curve]) -
         InputError: a response never fits into a rank's KV, or the step times do not answer for a batch.
     """
     return _Step(given, costs, curves).run()
-
-
-def _changes(traces: Sequence[RankTrace]) -> dict[int, list[tuple[int, int, int, int, int]]]:
-    """By iteration: (rank, decode, prefill, context, index of the first preemption that is not over)."""
-    found: dict[int, list[tuple[int, int, int, int, int]]] = {}
-    for rank, trace in enumerate(traces):
-        starts = [lost.iteration for lost in trace.preemptions]
-        for phase in trace.phases:
-            row = (rank, phase.decode, phase.prefill, phase.context, bisect_left(starts, phase.start))
-            found.setdefault(phase.start, []).append(row)
-    return found
-
-
-def _sampled(trace: RankTrace, count: int = 32) -> list[int]:
-    """Decoding requests at up to ``count`` evenly spaced iterations."""
-    ends = [phase.end for phase in trace.phases]
-    step = max(1, trace.end // count)
-    at = (min(bisect_left(ends, i + 1), len(ends) - 1) for i in range(0, trace.end, step))
-    return [trace.phases[index].decode for index in at]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flexfloor.events import Event, EventLog
 from flexfloor.ledger import RunLedger, account
 from flexfloor.simulate import Limits, Request, StepInput
-from flexfloor.simulate.world import StepOutcome
+from flexfloor.simulate.records import StepOutcome
 from flexfloor.step_times import Row, StepTimes
 
 ITEMS = 4

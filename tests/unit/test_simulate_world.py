@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 from elastic_sim import Script, Sim, asks
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from simulate_cases import ledger_of, lengths_of, limits, requests, step, tables
 from simulate_oracle import slow_world
 
-from flexfloor.simulate.costs import FREE, H200, Costs, ResidencyCosts, ShrinkCosts
+from flexfloor.simulate.costs import FREE, H200, Costs, ResidencyCosts, ShrinkCosts, h200_table
 from flexfloor.simulate.world import simulate_step
 from flexfloor.step_times import StepTimes
 
@@ -157,3 +158,28 @@ def test_planned_residency_moves_nothing_and_captures_nothing():
     assert parts["natural"].seconds["capture"] == pytest.approx(0.065)
     assert parts["planned"].moved_bytes == 0
     assert not {"move", "capture"} & set(parts["planned"].seconds)
+
+
+def test_the_planner_predicts_what_is_simulated():
+    """Two implementations, one by token position and one by events, part by no more than single iterations."""
+    rate, sections = pytest.importorskip("flexfloor.planner.rate"), pytest.importorskip("flexfloor.config.sections")
+    costs = Costs(
+        prefill_tokens_per_s=1e12,
+        pad_to_captures=False,
+        sleep_s=0.1,
+        restore_s=0.45,
+        natural=ResidencyCosts(prepare_s=0.3, shrink=ShrinkCosts(switch=0.2)),
+    )
+    told = sections.TransitionsConfig(prepare_s=0.3, shrink_s=0.2, release_s=0.1, restore_s=0.45)
+    table = {size: h200_table().curve(size, extrapolate=True, experts=128) for size in SIZES}
+    for seed in range(20):
+        draw = random.Random(seed)
+        lengths = [[draw.randint(50, 3000) for _ in range(draw.randint(1, 16))] for _ in range(4)]
+        ends, ladder = sorted(map(max, lengths)), draw.choice(LADDERS[4])
+        given_ = step(lengths_of(*lengths), ladder)
+        outcome = simulate_step(given_, costs, table)
+        quorums = [ends[4 - size - 1] for size in ladder[1:]]
+        predicted = rate.predict(rate.Load.of(lengths), ladder, quorums, table, told)
+        assert outcome.seconds == pytest.approx(predicted.seconds, rel=2e-3)
+        occupied = ledger_of(given_, outcome).totals.occupied.mid
+        assert occupied == pytest.approx(predicted.rank_seconds, rel=2e-3)
