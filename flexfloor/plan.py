@@ -55,6 +55,20 @@ class RankPlan(_Record):
     peak_tokens: int = Field(ge=0)
 
 
+class PredictedStep(_Record):
+    """What a step is expected to take, by measured step times; prefill and queueing are not in it.
+
+    Attributes:
+        seconds: rollout window T, preparation and restore inside.
+        rank_seconds: occupied rank-time H.
+        efficiency: predicted response tokens a rank-second, E = W/H.
+    """
+
+    seconds: float = Field(ge=0)
+    rank_seconds: float = Field(ge=0)
+    efficiency: float = Field(ge=0)
+
+
 class StepPlan(_Record):
     """One rollout step: placement, cap and ladder.
 
@@ -71,10 +85,12 @@ class StepPlan(_Record):
         kv_tokens_per_rank: KV budget of the floor; None when the capacity table does not hold the floor.
         capture_sizes: decode batch sizes to capture, ascending.
         kv_safe: whether every group passed the admission of the floor.
-        optimality_gap: proven bound on the relative distance of ``release_area`` to the optimum.
+        optimality_gap: proven bound on the relative distance of ``release_area`` to the optimum: of all floors, or of
+            this floor where another one has more area but less predicted efficiency.
         excluded_floors: floors that were no candidates and why.
         ranks: one entry a rank, by rank.
         notes: what a reader of the plan should know; absent from the JSON when empty.
+        predicted: what the step is expected to take; absent from the JSON without a table of step times.
     """
 
     step: int = Field(ge=0)
@@ -93,6 +109,7 @@ class StepPlan(_Record):
     excluded_floors: dict[str, str]
     ranks: tuple[RankPlan, ...] = Field(min_length=1)
     notes: tuple[str, ...] = ()
+    predicted: PredictedStep | None = None
 
     @property
     def world_size(self) -> int:
@@ -113,6 +130,8 @@ class StepPlan(_Record):
         data: dict[str, Any] = handler(self)
         if not self.notes:
             data.pop("notes", None)
+        if self.predicted is None:
+            data.pop("predicted", None)
         return data
 
     @model_validator(mode="after")

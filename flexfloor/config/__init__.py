@@ -4,6 +4,7 @@ from flexfloor.config.model import ADMISSION_METHODS, ContradictionError, FlexFl
 from flexfloor.config.sections import (
     EngineConfig,
     HistoryConfig,
+    RateConfig,
     RolloutConfig,
     Section,
     SolverConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "EngineConfig",
     "FlexFloorConfig",
     "HistoryConfig",
+    "RateConfig",
     "RolloutConfig",
     "Section",
     "SolverConfig",

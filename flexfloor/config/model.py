@@ -21,6 +21,7 @@ from flexfloor.config.sections import (
     HistoryConfig,
     KvConfig,
     Natural,
+    RateConfig,
     Real,
     RepairConfig,
     RolloutConfig,
@@ -57,7 +58,7 @@ class FlexFloorConfig(Section):
         residency: residency policy that is planned for.
         alpha: EMA weight of the old prediction, planner.md section 2.
         mu: safety factor on historical lengths, an exact decimal.
-        kv, tail_guard, repair, capture, solver, history, engine, rollout: sections.
+        kv, tail_guard, repair, capture, rate, solver, history, engine, rollout: sections.
         method: planning method, planner.md section 7.
         fixed_floor: floor of method ``fixed``.
         rank_order: physical ranks in the order they leave; None is 0, 1, 2 and so on.
@@ -75,6 +76,7 @@ class FlexFloorConfig(Section):
     tail_guard: TailGuardConfig = TailGuardConfig()
     repair: RepairConfig = RepairConfig()
     capture: CaptureConfig = CaptureConfig()
+    rate: RateConfig = RateConfig()
     method: Method = "flex"
     fixed_floor: Count | None = None
     rank_order: tuple[Natural, ...] | None = None
@@ -108,6 +110,8 @@ class FlexFloorConfig(Section):
             yield ContradictionError("fixed_floor", f"must be one of the {self.residency} floors ({sizes_text})")
         if self.rank_order is not None and sorted(self.rank_order) != list(range(self.world_size)):
             yield ContradictionError("rank_order", f"must hold each rank from 0 to {self.world_size - 1} once")
+        if self.rate.enabled is True and self.rate.table is None:
+            yield ContradictionError("rate.table", "is missing, but rate.enabled is true; name a CSV of step times")
         limit = self.rollout.max_tokens
         if limit is not None and limit != self.tail_guard.l_max:
             what = f"is {limit}, but tail_guard.l_max is {self.tail_guard.l_max}; make them equal or leave it out"

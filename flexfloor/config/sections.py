@@ -148,6 +148,72 @@ class SolverConfig(Section):
     max_columns: Count = 10000
 
 
+def _auto_or_switch(value: Any) -> Any:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise ValueError(f"must be auto, true or false, got {value!r}")
+
+
+class TransitionsConfig(Section):
+    """Measured seconds of a shrink and of what follows it, for the residency that is planned for.
+
+    Attributes:
+        prepare_s: before the first decode step, where the step may shrink at all.
+        shrink_s: decoding stands still for it, each shrink.
+        release_s: from a shrink until the memory of its leavers is free; decoding goes on meanwhile.
+        restore_s: return of the full world at the end of a step that shrank.
+    """
+
+    prepare_s: Real = Field(default=0.0, ge=0)
+    shrink_s: Real = Field(default=0.0, ge=0)
+    release_s: Real = Field(default=0.0, ge=0)
+    restore_s: Real = Field(default=0.0, ge=0)
+
+
+class RateConfig(Section):
+    """Rate-aware planning: which floor pays at the measured speed of each EP size.
+
+    Attributes:
+        table: CSV of measured decode step times (`flexfloor.step_times`); relative paths start at the working
+            directory.
+        enabled: whether predictions are made; ``auto`` makes them where a table is given.
+        eps: a plan may take this part longer than the fastest candidate.
+        objective: ``efficiency`` chooses by predicted tokens a rank-second; ``release_area`` chooses as without a
+            table and only reports the prediction.
+        transitions: what shrinking costs.
+        extrapolate: whether EP sizes and batches outside of the table are answered by a fitted model.
+        explain: whether the notes of a step say what its candidates were predicted to take.
+    """
+
+    table: Annotated[str, Field(min_length=1)] | None = None
+    enabled: Annotated[Literal["auto", True, False], BeforeValidator(_auto_or_switch)] = "auto"
+    eps: Real = Field(default=0.02, ge=0)
+    objective: Literal["efficiency", "release_area"] = "efficiency"
+    transitions: TransitionsConfig = TransitionsConfig()
+    extrapolate: bool = Field(default=False, strict=True)
+    explain: bool = Field(default=False, strict=True)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the planner predicts."""
+        return self.table is not None and self.enabled is not False
+
+    @property
+    def transition_s(self) -> float:
+        """Seconds that decoding stands still for one shrink."""
+        return self.transitions.shrink_s
+
+    @property
+    def release_s(self) -> float:
+        """Seconds from a shrink until its leavers' memory is free."""
+        return self.transitions.release_s
+
+    @property
+    def restore_s(self) -> float:
+        """Seconds of the full world's return."""
+        return self.transitions.restore_s
+
+
 class HistoryConfig(Section):
     """Length history of planner.md section 2.
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from flexfloor.config import ADMISSION_METHODS, FlexFloorConfig
-from flexfloor.plan import StepPlan
+from flexfloor.plan import PredictedStep, StepPlan
 from flexfloor.planner.admission import group_need
 from flexfloor.planner.buckets import choose_buckets, expected_trace
 from flexfloor.planner.demand import MICRO, Demand, KvRules, Prompt, build_demand, to_tokens
 from flexfloor.planner.grouping import Grouping, StepGrouper
 from flexfloor.planner.layout import contiguous_groups
+from flexfloor.planner.rate import Prediction, RateModel
 from flexfloor.planner.roles import assign_ranks
 from flexfloor.planner.schedule import Ladder
 from flexfloor.planner.tail_guard import step_cap
@@ -35,6 +36,7 @@ class PlannedStep:
         grouping: groups and schedule.
         excluded: floors that were no candidates and why.
         notes: what a reader should know.
+        predicted: what it is expected to take, None without step times or history.
     """
 
     prompts: tuple[Prompt, ...]
@@ -43,6 +45,7 @@ class PlannedStep:
     grouping: Grouping
     excluded: dict[str, str]
     notes: tuple[str, ...] = ()
+    predicted: Prediction | None = None
 
     @property
     def tail(self) -> int:
@@ -56,6 +59,9 @@ class StepPlanner:
     Args:
         config: the configuration.
         rho: ratio of TailGuard, None without one.
+
+    Raises:
+        InputError: the table of step times is malformed or lacks what the configuration needs.
     """
 
     def __init__(self, config: FlexFloorConfig, rho: float | None) -> None:
@@ -66,6 +72,7 @@ class StepPlanner:
             prompt_sharing=config.kv.prompt_sharing,
             responses=config.responses_per_prompt,
         )
+        self._rate = RateModel(config) if config.rate.is_on else None
 
     def plan(self, prompts: Sequence[Prompt]) -> PlannedStep:
         """Plans one step, whole.
@@ -73,13 +80,19 @@ class StepPlanner:
         Args:
             prompts: its prompts in layout order, at least one.
         """
-        cap, demand = self._cap(prompts), self.demand(prompts)
-        if self.config.method not in ADMISSION_METHODS:
-            return PlannedStep(tuple(prompts), demand, cap, self._contiguous(demand), {}, _notes(prompts))
+        cap, demand, notes = self._cap(prompts), self.demand(prompts), _notes(prompts)
         blind = any(not p.predicted for p in prompts)
-        excluded = self._excluded(blind=blind)
-        ordered = tuple(sorted(prompts, key=lambda p: p.sort_key))
-        return PlannedStep(ordered, demand, cap, self._grouping(demand, blind=blind), excluded, _notes(prompts))
+        prompt = sum(p.prompt_tokens for p in prompts) / len(prompts)
+        if self.config.method not in ADMISSION_METHODS:
+            ordered, excluded, grouping = tuple(prompts), {}, self._contiguous(demand)
+        else:
+            ordered, excluded = tuple(sorted(prompts, key=lambda p: p.sort_key)), self._excluded(blind=blind)
+            grouping, reasons = self._grouping(demand, prompt, blind=blind)
+            notes += reasons
+        if self._rate is None or blind:
+            return PlannedStep(ordered, demand, cap, grouping, excluded, notes)
+        predicted = self._rate.predict(demand, grouping, prompt)
+        return PlannedStep(ordered, demand, cap, grouping, excluded, notes + self._rate.notes, predicted)
 
     def demand(self, prompts: Sequence[Prompt]) -> Demand:
         """What the prompts of a step ask under its cap."""
@@ -92,7 +105,7 @@ class StepPlanner:
             return None
         return step_cap(max(p.tail for p in prompts), self._rho, self.config.tail_guard)
 
-    def _grouping(self, demand: Demand, *, blind: bool) -> Grouping:
+    def _grouping(self, demand: Demand, prompt: float, *, blind: bool) -> tuple[Grouping, tuple[str, ...]]:
         config = self.config
         grouper = StepGrouper(demand, config.admissible_sizes, config.capacity, config.solver)
         found: Grouping | None
@@ -104,7 +117,10 @@ class StepPlanner:
             found = grouper.release_aware([config.fixed_floor]) or grouper.release_aware([config.world_size])
         else:
             found = grouper.release_aware()
-        return found if found is not None else grouper.smallest_peak()
+            if found is not None and self._rate is not None and self._rate.decides:
+                others = [grouper.release_aware([f]) for f in self._rate.sizes if f != found.ladder.floor]
+                return self._rate.best(demand, [found, *filter(None, others)], prompt)
+        return (found if found is not None else grouper.smallest_peak()), ()
 
     def _contiguous(self, demand: Demand) -> Grouping:
         config = self.config
@@ -140,6 +156,7 @@ class StepPlanner:
             excluded_floors=planned.excluded,
             ranks=assign_ranks(demand, grouping.groups, config.leave_order),
             notes=planned.notes,
+            predicted=_written(planned.predicted),
         )
 
 
@@ -149,3 +166,11 @@ def _notes(prompts: Sequence[Prompt]) -> tuple[str, ...]:
         return ()
     count = sum(p.assumed for p in prompts)
     return (f"{count} prompts without history are predicted by a quantile of the known tails: {assumed[0] / MICRO:g}",)
+
+
+def _written(predicted: Prediction | None) -> PredictedStep | None:
+    if predicted is None:
+        return None
+    return PredictedStep(
+        seconds=predicted.seconds, rank_seconds=predicted.rank_seconds, efficiency=predicted.efficiency
+    )
