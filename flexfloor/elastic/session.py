@@ -139,7 +139,8 @@ class Session(Seat):
         decision = self._decide(rows)
         self._note_completion(rows[self.rank])
         if decision.action is Action.SHRINK:
-            shrink(self, decision, agreed_s, self._rank_order())
+            load = max(rows[rank].unfinished for rank in self.world.members)
+            shrink(self, decision, agreed_s, self._rank_order(), load)
         elif decision.action is Action.RESTORE:
             restore(self, "full", f"rank {decision.rank} asked for the full world")
         elif decision.action is Action.FINISH:

@@ -7,6 +7,7 @@ memory and groups until the sync point after the survivors' first step in the ne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flexfloor.elastic import placement as rows_of
@@ -21,7 +22,7 @@ from flexfloor.errors import TransitionError
 BACKOFF_SYNCS = 4
 
 
-def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence[int]) -> bool:
+def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence[int], load: int) -> bool:
     """Carry out a SHRINK decision; False when it was abandoned.
 
     Args:
@@ -29,13 +30,15 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
         decision: target size, busy and idle members.
         agreed_s: how long the agreement took, seconds.
         rank_order: all ranks, first to leave in front.
+        load: most requests that a member has unfinished.
 
     Raises:
         TransitionError: the failed transition could not be undone.
     """
     survivors = rows_of.choose_survivors(seat.placement, decision.busy, decision.idle, decision.target, rank_order)
     target, moves = rows_of.shrink(seat.placement, survivors)
-    ticket = seat.ticket(survivors, moves, {rank: target.expert_map(rank) for rank in survivors})
+    maps = {rank: target.expert_map(rank) for rank in survivors}
+    ticket = replace(seat.ticket(survivors, moves, maps), load=load)
     leaving = seat.rank in ticket.before and seat.rank not in ticket.after
     if leaving:
         seat.go(RankState.DETACHING)

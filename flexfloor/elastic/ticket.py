@@ -22,6 +22,7 @@ class Ticket:
         woken: ranks whose released memory comes back in this transition.
         rebuild: ranks that must first rebuild the row-transfer channel (empty: none).
         deadline_s: how long any one wait inside the transition may last.
+        load: most requests that a member has unfinished; no later decode batch of this step is larger.
     """
 
     serial: int
@@ -32,6 +33,7 @@ class Ticket:
     woken: tuple[int, ...] = ()
     rebuild: tuple[int, ...] = ()
     deadline_s: float = 60.0
+    load: int = 0
 
 
 class Worker(Protocol):

@@ -9,15 +9,36 @@ It costs top-k times the combine traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flexfloor.engine import upstream
 
+SumSlots = Callable[[torch.Tensor, torch.Tensor], None]
 
-def apply() -> None:
-    """Patch dispatch/combine of this process; the experts must return [M, topk * K]."""
+
+def sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
+    """Output [M, K] <- sum over topk of slots [M, topk * K], in float32, slot 0 first."""
+    parts = slots.view(slots.shape[0], -1, output.shape[1]).float().unbind(1)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    output.copy_(total)
+
+
+_sum_slots: SumSlots = sum_slots
+
+
+def apply(total: SumSlots = sum_slots) -> None:
+    """Patch dispatch/combine of this process; the experts must return [M, topk * K].
+
+    Args:
+        total: sums as :func:`sum_slots` does.
+    """
+    global _sum_slots
+    _sum_slots = total
     upstream.check(upstream.COMBINE)
     from vllm.model_executor.layers.fused_moe.prepare_finalize.naive_dp_ep import (
         MoEPrepareAndFinalizeNaiveDPEPModular,
@@ -26,15 +47,6 @@ def apply() -> None:
 
     MoEPrepareAndFinalizeNaiveDPEPModular.finalize = _finalize_group
     MoEPrepareAndFinalizeNoDPEPModular.finalize = _finalize_alone
-
-
-def _sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
-    """Output [M, K] <- sum over topk of slots [M, topk * K], in float32, slot 0 first."""
-    parts = slots.view(slots.shape[0], -1, output.shape[1]).float().unbind(1)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    output.copy_(total)
 
 
 def _finalize_group(

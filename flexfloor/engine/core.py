@@ -67,10 +67,11 @@ class ElasticCore:
         self.events.emit(event, t=t, **fields)
 
     def _audit(self) -> None:
-        """Model steps with requests since the last audit: replayed from a full graph, or eager."""
+        """Model steps with requests since the last audit: replayed from a full graph, with prompt tokens, or eager."""
         steps, self._steps = self._steps, 0
         full = min(steps, int(self.worker.call("graph_replays")))
-        self.events.emit("decode_audit", full=full, eager=steps - full)
+        prefill = min(steps - full, int(self.worker.call("prefill_steps")))
+        self.events.emit("decode_audit", full=full, eager=steps - full - prefill, prefill=prefill)
 
     def kv_tokens(self) -> int:
         """Usable KV tokens of this rank."""

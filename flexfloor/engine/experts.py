@@ -50,17 +50,22 @@ class ExpertRows:
         """Views of one row in every layer, in a fixed order."""
         return [weight.data[index] for layer in self.layers for weight in self._weights(layer)]
 
+    def run(self, first: int, count: int) -> list[torch.Tensor]:
+        """Views of ``count`` rows from ``first`` on, in the order of :meth:`row`."""
+        return [weight.data[first : first + count] for layer in self.layers for weight in self._weights(layer)]
+
     def traffic(self, moves: Sequence[Move], rank: int) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
-        """(sends, receives) of ``rank``: peer -> tensors, in the order both sides use."""
+        """(sends, receives) of ``rank``: peer -> tensors, in the order both sides use.
+
+        Rows that are neighbours on both ranks travel as one tensor a weight.
+        """
         sends: dict[int, list[Any]] = {}
         receives: dict[int, list[Any]] = {}
-        for move in sorted(moves):
-            if move.source == move.target:
-                continue
-            if move.source == rank:
-                sends.setdefault(move.target, []).extend(self.row(move.source_row))
-            elif move.target == rank:
-                receives.setdefault(move.source, []).extend(self.row(move.target_row))
+        for source, target, source_row, target_row, count in runs(moves):
+            if source == rank:
+                sends.setdefault(target, []).extend(self.run(source_row, count))
+            elif target == rank:
+                receives.setdefault(source, []).extend(self.run(target_row, count))
         return sends, receives
 
     def poison(self, rows: Sequence[int]) -> None:
@@ -68,3 +73,18 @@ class ExpertRows:
         for index in rows:
             for tensor in self.row(index):
                 tensor.fill_(float("nan"))
+
+
+def runs(moves: Sequence[Move]) -> list[tuple[int, int, int, int, int]]:
+    """Moves joined where rows follow one another on both ranks: (source, target, source row, target row, count)."""
+    found: list[tuple[int, int, int, int, int]] = []
+    for source, target, row, place in sorted((m.source, m.target, m.source_row, m.target_row) for m in moves):
+        if source == target:
+            continue
+        if found:
+            *pair, first, into, count = found[-1]
+            if pair == [source, target] and (first + count, into + count) == (row, place):
+                found[-1] = (source, target, first, into, count + 1)
+                continue
+        found.append((source, target, row, place, 1))
+    return found

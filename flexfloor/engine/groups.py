@@ -99,12 +99,12 @@ class Groups:
         others = ranks[1:]
         if self.rank == first:
             theirs = {peer: [torch.zeros_like(mine)] for peer in others}
-            self._device.transfer({}, theirs, channel.device, timeout_s)
+            self._device.transfer({}, theirs, channel, timeout_s)
             least = torch.stack([mine, *[parts[0] for parts in theirs.values()]]).min(dim=0).values
-            self._device.transfer({peer: [least] for peer in others}, {}, channel.device, timeout_s)
+            self._device.transfer({peer: [least] for peer in others}, {}, channel, timeout_s)
             return least
-        self._device.transfer({first: [mine]}, {}, channel.device, timeout_s)
-        self._device.transfer({}, {first: [mine]}, channel.device, timeout_s)
+        self._device.transfer({first: [mine]}, {}, channel, timeout_s)
+        self._device.transfer({}, {first: [mine]}, channel, timeout_s)
         return mine
 
     def drop(self, ranks: tuple[int, ...]) -> None:

@@ -62,8 +62,9 @@ class Memory:
             before = self._device.memory_used()
             tensors = [*self.weights(), *self.kv()]
             if self._poison:
-                for tensor in tensors:
-                    fill_nan(tensor)
+                with torch.inference_mode():
+                    for tensor in tensors:
+                        fill_nan(tensor)
             freed = self._device.release(tensors)
             after = self._device.memory_used()
             self._report = {
@@ -93,11 +94,12 @@ class Memory:
             return
         weights, kv = self._collect()
         self._device.reclaim([*weights, *kv])
-        for tensor in weights:
-            if self._poison:
-                fill_nan(tensor)
-        for tensor in kv:
-            tensor.untyped_storage().fill_(0) if tensor.device.type == "cpu" else tensor.zero_()
+        with torch.inference_mode():
+            for tensor in weights:
+                if self._poison:
+                    fill_nan(tensor)
+            for tensor in kv:
+                tensor.untyped_storage().fill_(0) if tensor.device.type == "cpu" else tensor.zero_()
         self.released = False
 
     def _collect(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

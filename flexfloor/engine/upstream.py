@@ -168,6 +168,61 @@ CPU: tuple[Symbol, ...] = (
     ),
 )
 
+CUDA: tuple[Symbol, ...] = (
+    Symbol(
+        "vllm.compilation.cuda_graph",
+        "CUDAGraphWrapper.__call__",
+        ("self", "args", "kwargs"),
+        "patched: replayed steps are counted; its table of graphs is swapped",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner._dummy_run",
+        ("self", "num_tokens", "cudagraph_runtime_mode", "uniform_decode", "is_graph_capturing"),
+        "patched: dummy steps are not counted as steps",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner._warmup_and_capture",
+        ("self", "desc", "cudagraph_runtime_mode", "num_warmups"),
+        "called: captures one decode batch size",
+    ),
+    Symbol("vllm.v1.worker.gpu_worker", "Worker.sleep", ("self", "level"), "called: one rank sleeps alone"),
+    Symbol("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("self", "tags"), "called: one rank wakes alone"),
+    Symbol(
+        "vllm.distributed.device_communicators.cuda_communicator",
+        "CudaCommunicator.__init__",
+        ("self", "cpu_group", "device", "device_group", "unique_name", "use_all2all"),
+        "called: the communicator of a smaller world",
+    ),
+    Symbol(
+        "vllm.distributed.device_communicators.pynccl",
+        "PyNcclCommunicator.send",
+        ("self", "tensor", "dst", "stream"),
+        "called: rows are sent",
+    ),
+    Symbol(
+        "vllm.distributed.device_communicators.pynccl",
+        "PyNcclCommunicator.recv",
+        ("self", "tensor", "src", "stream"),
+        "called: rows are received",
+    ),
+    Symbol("vllm.distributed.parallel_state", "graph_capture", ("device",), "called: the stream of a capture"),
+    Symbol("vllm.v1.worker.workspace", "current_workspace_manager", (), "read: graphs hold the workspace's address"),
+    Symbol(
+        f"{_MOE}.experts.triton_moe",
+        "TritonExperts.workspace_shapes",
+        ("self", "M", "N", "K", "topk"),
+        "patched in verification mode: one output row a top-k slot",
+    ),
+    Symbol(
+        f"{_MOE}.experts.triton_moe",
+        "TritonExperts.moe_sum",
+        ("self", "input", "output"),
+        "patched in verification mode: slots are not summed before the combine",
+    ),
+)
+
 COMBINE: tuple[Symbol, ...] = tuple(
     Symbol(
         f"{_MOE}.prepare_finalize.{module}",

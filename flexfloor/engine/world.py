@@ -34,7 +34,7 @@ class Topology:
     size: int
     rank: int
     expert_map: torch.Tensor
-    local_experts: int
+    graphs: Any
     parallel: Any
     kernels: list[Any]
 
@@ -56,7 +56,9 @@ class ElasticWorld:
         self._config = worker.vllm_config
         self._dp, self._ep = get_dp_group(), get_ep_group()
         self.rank = int(self._dp.rank_in_group)
+        device.bind(worker)
         self.experts = ExpertRows(self._runner.get_model())
+        self._map: torch.Tensor = self.experts.layers[0].routed_experts._expert_map.cpu().clone()
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
         self._groups = Groups(
             device, dist.get_rank(), settings.world_size, settings.keep_groups, f"flexfloor{settings.replica}"
@@ -64,6 +66,8 @@ class ElasticWorld:
         self._full = self._topology()
         self._before: Topology | None = None
         self._next: Group | None = None
+        if device.limits().slow_groups:
+            self._groups.channel(0, settings.deadline_s, rebuild=False)
 
     def facts(self) -> dict[str, Any]:
         """What the engine core needs to know about its worker."""
@@ -83,6 +87,10 @@ class ElasticWorld:
     def graph_replays(self) -> int:
         """See :meth:`flexfloor.engine.devices.base.Device.graph_replays`."""
         return self._device.graph_replays()
+
+    def prefill_steps(self) -> int:
+        """See :meth:`flexfloor.engine.devices.base.Device.prefill_steps`."""
+        return self._device.prefill_steps()
 
     # -- phases of a shrink ----------------------------------------------------------------
 
@@ -106,7 +114,7 @@ class ElasticWorld:
         channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
         opened = time.perf_counter()
         sends, receives = self.experts.traffic(ticket.moves, self.rank)
-        moved = self._device.transfer(sends, receives, channel.device, ticket.deadline_s)
+        moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
         arrived = time.perf_counter()
         if self.rank in ticket.after:
             with set_current_vllm_config(self._config):
@@ -135,7 +143,11 @@ class ElasticWorld:
 
     def capture(self, ticket: Ticket) -> dict[str, Any]:
         """Decode graphs of the next world."""
-        return self._device.capture(self._runner) if self.rank in ticket.after else {}
+        if self.rank not in ticket.after:
+            return {}
+        if self._next is None:
+            raise ProtocolError("no next world to capture")
+        return self._device.capture(self._runner, self._next, ticket.load)
 
     def trial(self, ticket: Ticket) -> None:
         """One dummy step among the survivors under the ticket's deadline."""
@@ -177,6 +189,7 @@ class ElasticWorld:
         """Memory back on the ranks that gave it away."""
         if self.rank in ticket.woken:
             self.memory.reclaim()
+            self._set_map(self._map)
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
         """Whole weights from a donor to each woken rank, then the expert rows of the full world."""
@@ -199,7 +212,7 @@ class ElasticWorld:
         for peers, rows in ((sends, row_sends), (receives, row_receives)):
             for peer, tensors in rows.items():
                 peers.setdefault(peer, []).extend(tensors)
-        moved = self._device.transfer(sends, receives, channel.device, ticket.deadline_s)
+        moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
         return {"move": time.perf_counter() - began, "received_bytes": moved}
 
     def _dense(self) -> list[torch.Tensor]:
@@ -234,8 +247,8 @@ class ElasticWorld:
             ep=fields_of(self._ep),
             size=self._config.parallel_config.data_parallel_size,
             rank=self._config.parallel_config.data_parallel_rank,
-            expert_map=layer.routed_experts._expert_map.clone(),
-            local_experts=int(layer.routed_experts.local_num_experts),
+            expert_map=self._map,
+            graphs=self._device.graphs(),
             parallel=layer.moe_config.moe_parallel_config,
             kernels=[
                 (impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep) for impl in self._implementations()
@@ -251,6 +264,7 @@ class ElasticWorld:
             self._set_parallel(layer, topology.parallel)
             impl = layer._quant_method.moe_kernel.impl
             impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep = kernel
+        self._device.put_graphs(topology.graphs)
 
     def _implementations(self) -> list[Any]:
         return [layer._quant_method.moe_kernel.impl for layer in self.experts.layers]
@@ -264,11 +278,17 @@ class ElasticWorld:
             config.data_parallel_rank = rank
 
     def _set_map(self, expert_map: torch.Tensor) -> None:
-        """Install the row of every expert in all layers, in place."""
+        """Install the row of every expert (host tensor [E]) in all layers, in place.
+
+        A rank that sleeps has no memory to write to: it does so when it wakes.
+        """
+        self._map = expert_map
         local = int((expert_map >= 0).sum())
+        there = expert_map.to(self.experts.layers[0].routed_experts._expert_map.device)
         for layer in self.experts.layers:
             experts = layer.routed_experts
-            experts._expert_map.copy_(expert_map)
+            if not self.memory.released:
+                experts._expert_map.copy_(there)
             experts.local_num_experts = local
             layer.moe_config.num_local_experts = local
             experts.expert_map_manager._expert_map = experts._expert_map

@@ -16,4 +16,8 @@ def module_for(platform: str) -> Device:
         from flexfloor.engine.devices.cpu import CpuDevice
 
         return CpuDevice()
-    raise RefusedError(f"no FlexFloor device module for platform '{platform}'", remedy="run on cpu")
+    if platform == "cuda":
+        from flexfloor.engine.devices.cuda import CudaDevice
+
+        return CudaDevice()
+    raise RefusedError(f"no FlexFloor device module for platform '{platform}'", remedy="run on cpu or cuda")

@@ -25,12 +25,14 @@ class Limits:
         kv_resize: KV can be sized anew between steps.
         unmap_rows: expert rows a step does not need can be given to KV.
         refused_options: option -> why it cannot work here.
+        slow_groups: making a group takes long, so the channel of the rows is made at the start.
     """
 
     graphs: bool
     kv_resize: bool
     unmap_rows: bool
     refused_options: dict[str, str]
+    slow_groups: bool = False
 
 
 @dataclass
@@ -41,7 +43,8 @@ class Group:
         ranks: global ranks, ascending.
         cpu: group for small tensors on the host.
         device: group for tensors on the device.
-        communicator: vLLM's device communicator of the EP coordinator (None for one rank).
+        communicator: vLLM's device communicator of the EP coordinator (None for one rank); in a
+            channel, what the device sends rows with.
         dp_communicator: the DP coordinator's (None for one rank).
     """
 
@@ -64,6 +67,14 @@ class Device(ABC):
     @abstractmethod
     def patch(self, combine: str) -> None:
         """Apply what the platform lacks (before the model is loaded, once a process)."""
+
+    @abstractmethod
+    def bind(self, worker: Any) -> None:
+        """Learn the worker of this process, once it has loaded the model and captured its graphs.
+
+        Raises:
+            RefusedError: it was started with an option that cannot work here.
+        """
 
     @abstractmethod
     def make_group(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
@@ -93,7 +104,7 @@ class Device(ABC):
         self,
         sends: dict[int, list[torch.Tensor]],
         receives: dict[int, list[torch.Tensor]],
-        channel: ProcessGroup,
+        channel: Group,
         deadline_s: float,
     ) -> int:
         """Copy tensors between ranks: to and from each peer in list order. Returns bytes received."""
@@ -103,12 +114,37 @@ class Device(ABC):
         """Whether ``error`` says that another rank did not come (time-out, closed connection)."""
 
     @abstractmethod
-    def capture(self, runner: Any) -> dict[str, Any]:
-        """Make decode graphs ready for the current world; {} where there are none."""
+    def capture(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
+        """Make decode graphs ready for the current world and use them; joint over ``group``.
+
+        Args:
+            runner: vLLM's model runner.
+            group: the groups of the current world.
+            load: most requests that any rank of it can still run at once.
+
+        Returns:
+            What was done, for the event of the transition; {} where there are no graphs.
+        """
+
+    @abstractmethod
+    def graphs(self) -> Any:
+        """The decode graphs in use, to be put back later with :meth:`put_graphs`."""
+
+    @abstractmethod
+    def put_graphs(self, graphs: Any) -> None:
+        """Use graphs of an earlier world again.
+
+        Raises:
+            ProtocolError: something they were captured with has moved since.
+        """
 
     @abstractmethod
     def graph_replays(self) -> int:
-        """Steps that were replayed from a full decode graph since the last call."""
+        """Steps with requests that were replayed from a full decode graph since the last call."""
+
+    @abstractmethod
+    def prefill_steps(self) -> int:
+        """Steps that computed prompt tokens, which no decode graph holds, since the last call."""
 
     @abstractmethod
     def release(self, tensors: Sequence[torch.Tensor]) -> int:

@@ -7,39 +7,16 @@ vLLM keeps stays valid and follows the storage when it is filled again.
 from __future__ import annotations
 
 import ctypes
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import Store
 
+from flexfloor.engine.devices import host
 from flexfloor.engine.devices.base import Device, Group, Limits
-
-PEER_SIGNS = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
-
-
-def gloo_group(name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> ProcessGroup:
-    """A gloo group over ``ranks`` alone, under an agreed name.
-
-    ``torch.distributed.new_group`` names groups after per-process counters, which differ
-    between ranks that did and did not take part in earlier groups.
-    """
-    me = dist.get_rank()
-    group, _ = c10d._new_process_group_helper(
-        len(ranks),
-        list(ranks).index(me),
-        list(ranks),
-        dist.Backend("gloo"),
-        store,
-        group_name=name,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
-    return group
 
 
 class CpuDevice(Device):
@@ -49,6 +26,9 @@ class CpuDevice(Device):
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Any, int]] = {}
+
+    def bind(self, worker: Any) -> None:
+        """Nothing to keep: storages are emptied where they are."""
 
     def limits(self) -> Limits:
         """No graphs; KV is sized once at start."""
@@ -65,7 +45,7 @@ class CpuDevice(Device):
         """One gloo group serves host and device tensors alike."""
         from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
-        pg = gloo_group(name, ranks, store, timeout_s)
+        pg = host.gloo_group(name, ranks, store, timeout_s)
         group = Group(tuple(ranks), pg, pg)
         if len(ranks) > 1:
             device = torch.device("cpu")
@@ -78,7 +58,7 @@ class CpuDevice(Device):
 
     def make_channel(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
         """A gloo group."""
-        pg = gloo_group(name, ranks, store, timeout_s)
+        pg = host.gloo_group(name, ranks, store, timeout_s)
         return Group(tuple(ranks), pg, pg)
 
     def destroy_group(self, group: Group) -> None:
@@ -86,45 +66,41 @@ class CpuDevice(Device):
         dist.destroy_process_group(group.cpu)
 
     def set_deadline(self, group: Group, seconds: float) -> None:
-        """Gloo takes the default timeout of the backend at each operation."""
+        """See :func:`flexfloor.engine.devices.host.set_deadline`."""
         if len(group.ranks) > 1:
-            c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group.cpu)
+            host.set_deadline(group.cpu, seconds)
 
     def transfer(
         self,
         sends: dict[int, list[torch.Tensor]],
         receives: dict[int, list[torch.Tensor]],
-        channel: ProcessGroup,
+        channel: Group,
         deadline_s: float,
     ) -> int:
         """One packed message a pair of ranks."""
-        wait = datetime.timedelta(seconds=deadline_s)
-        works, staged = [], []
-        for peer, tensors in sorted(sends.items()):
-            packed = torch.cat([t.reshape(-1).view(torch.uint8) for t in tensors])
-            works.append((dist.isend(packed, peer, group=channel), packed))
-        for peer, tensors in sorted(receives.items()):
-            packed = torch.empty(sum(t.numel() * t.element_size() for t in tensors), dtype=torch.uint8)
-            works.append((dist.irecv(packed, peer, group=channel), packed))
-            staged.append((packed, tensors))
-        for work, _ in works:
-            work.wait(wait)
-        for packed, tensors in staged:
-            sizes = [t.numel() * t.element_size() for t in tensors]
-            for tensor, part in zip(tensors, packed.split(sizes), strict=True):
-                tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
-        return sum(packed.numel() for packed, _ in staged)
+        return host.transfer(sends, receives, channel.cpu, deadline_s)
 
     def peer_lost(self, error: Exception) -> bool:
-        """Gloo and the rendezvous store say so in words only."""
-        return any(sign in str(error).lower() for sign in PEER_SIGNS)
+        """See :func:`flexfloor.engine.devices.host.peer_lost`."""
+        return host.peer_lost(error)
 
-    def capture(self, runner: Any) -> dict[str, Any]:
+    def capture(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
         """Nothing to capture."""
         return {}
 
+    def graphs(self) -> Any:
+        """None: there are no graphs."""
+        return None
+
+    def put_graphs(self, graphs: Any) -> None:
+        """Nothing to put."""
+
     def graph_replays(self) -> int:
         """None: CPU has no graphs."""
+        return 0
+
+    def prefill_steps(self) -> int:
+        """Not told apart: every step is eager."""
         return 0
 
     def release(self, tensors: Sequence[torch.Tensor]) -> int:

@@ -1,0 +1,225 @@
+"""Full decode graphs of the worlds a rank has been in, and the audit of what was replayed.
+
+A captured graph holds addresses: the communicator, expert maps, weights, KV, the MoE workspace. A
+set of graphs belongs to one survivor set and is used again only while all of these are where they
+were; sleep and wake keep them there, so a restore is a swap of vLLM's table of captured graphs.
+What is not captured for a world is taken out of vLLM's dispatcher, which then runs such a batch
+eagerly, where the audit counts it, instead of failing.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flexfloor.engine.devices.base import Group
+from flexfloor.errors import ProtocolError
+
+
+@dataclass
+class GraphSet:
+    """Decode graphs of one world.
+
+    Attributes:
+        group: the world's groups, None for the full world that vLLM built.
+        addresses: where everything lay that the graphs read and write.
+        entries: vLLM's table of captured graphs, by batch descriptor.
+        warmed: buckets whose kernels have run in this world, so that a capture compiles nothing.
+    """
+
+    group: Group | None
+    addresses: tuple[int, ...]
+    entries: dict[Any, Any] = field(default_factory=dict)
+    warmed: set[int] = field(default_factory=set)
+
+
+class GraphStore:
+    """The graph sets of one runner, and which of them vLLM uses.
+
+    Args:
+        runner: vLLM's model runner, its graphs captured.
+        wrapper: the runner's CUDAGraphWrapper.
+    """
+
+    def __init__(self, runner: Any, wrapper: Any) -> None:
+        from vllm.config import CUDAGraphMode
+
+        self._runner, self._wrapper, self._mode = runner, wrapper, CUDAGraphMode.FULL
+        self._keys: set[Any] = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
+        self._sets: dict[tuple[int, ...], GraphSet] = {}
+        self._lock = threading.Lock()
+        self.used = GraphSet(None, addresses(runner), wrapper.concrete_cudagraph_entries)
+
+    @classmethod
+    def of(cls, runner: Any) -> GraphStore | None:
+        """The store of a runner; None where it runs eagerly."""
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+        return cls(runner, runner.model) if isinstance(runner.model, CUDAGraphWrapper) else None
+
+    def buckets(self, load: int) -> list[Any]:
+        """Descriptors of the batches that at most ``load`` requests can make, largest first."""
+        sizes = sorted(key.num_tokens for key in self._keys)
+        top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
+        return sorted((k for k in self._keys if k.num_tokens <= top), key=lambda k: -int(k.num_tokens))
+
+    def ready(self, group: Group, load: int) -> dict[str, Any]:
+        """Use the graphs of ``group`` up to ``load`` requests: kept ones, and captured what is missing. Joint.
+
+        Returns:
+            ``captured``: buckets captured now; ``kept``: buckets found.
+        """
+        now = addresses(self._runner)
+        found = self._sets.get(group.ranks)
+        if found is None or found.group is not group or found.addresses != now:
+            self._drop(group.ranks)
+            found = GraphSet(group, now)
+        kept = sorted(key.num_tokens for key in found.entries)
+        missing = [key for key in self.buckets(load) if key not in found.entries]
+        self.use(found, extra=missing)
+        began = time.perf_counter()
+        self._capture(found, missing)
+        with self._lock:
+            self._sets[group.ranks] = found
+        return {
+            "captured": sorted(key.num_tokens for key in missing),
+            "kept": kept,
+            "capture": time.perf_counter() - began,
+        }
+
+    def use(self, graphs: GraphSet, extra: list[Any] | None = None) -> None:
+        """Point vLLM at ``graphs``; the buckets of ``extra`` are about to be captured into it.
+
+        Raises:
+            ProtocolError: something has moved since they were captured.
+        """
+        if graphs.entries and graphs.addresses != addresses(self._runner):
+            raise ProtocolError("decode graphs were captured with other addresses and cannot be used again")
+        self._wrapper.concrete_cudagraph_entries = graphs.entries
+        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = {*graphs.entries, *(extra or ())}
+        self.used = graphs
+
+    def forget(self, group: Group) -> None:
+        """Free the graphs of a group that is about to go."""
+        found = self._sets.get(group.ranks)
+        if found is not None and found.group is group:
+            self._drop(group.ranks)
+
+    def _drop(self, ranks: tuple[int, ...]) -> None:
+        with self._lock:
+            found = self._sets.pop(ranks, None)
+        if found is not None:
+            torch.cuda.synchronize()
+            found.entries.clear()
+            torch.cuda.empty_cache()
+
+    def _capture(self, graphs: GraphSet, missing: list[Any]) -> None:
+        from vllm.compilation.monitor import set_cudagraph_capturing_enabled
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed.parallel_state import graph_capture
+
+        if not missing:
+            return
+        runner = self._runner
+        set_cudagraph_capturing_enabled(True)
+        try:
+            with set_current_vllm_config(runner.vllm_config), _no_collection(), graph_capture(device=runner.device):
+                torch.cuda.synchronize()
+                for key in missing:
+                    warm = 0 if key.num_tokens in graphs.warmed else 1
+                    runner._warmup_and_capture(key, self._mode, num_warmups=warm)
+                    graphs.warmed.add(key.num_tokens)
+                torch.cuda.synchronize()
+        except BaseException:
+            graphs.entries.clear()
+            raise
+        finally:
+            set_cudagraph_capturing_enabled(False)
+
+
+def addresses(runner: Any) -> tuple[int, ...]:
+    """Device addresses that a decode graph of ``runner`` holds: weights and maps, KV, MoE workspaces."""
+    from vllm.v1.worker.workspace import current_workspace_manager
+
+    model = runner.get_model()
+    tensors = [*model.parameters(), *model.buffers(), *runner.kv_caches]
+    tensors += [space for space in current_workspace_manager()._current_workspaces if space is not None]
+    return tuple(tensor.data_ptr() for tensor in tensors)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection while a stream is captured: it costs half a second and may unload a kernel."""
+    collect, enabled = gc.collect, gc.isenabled()
+    gc.disable()
+    gc.collect = lambda *args, **kwargs: 0
+    try:
+        yield
+    finally:
+        gc.collect = collect
+        if enabled:
+            gc.enable()
+
+
+class StepCounter:
+    """Counts the steps with requests that vLLM replays from a full graph, and those with prompt tokens."""
+
+    def __init__(self) -> None:
+        self._full, self._prefill, self._dummy = 0, 0, False
+
+    def read_full(self) -> int:
+        """Replayed since the last call."""
+        full, self._full = self._full, 0
+        return full
+
+    def read_prefill(self) -> int:
+        """With prompt tokens since the last call."""
+        prefill, self._prefill = self._prefill, 0
+        return prefill
+
+    def read(self) -> None:
+        """Forget what was counted."""
+        self._full = self._prefill = 0
+
+    def apply(self) -> None:
+        """Patch the wrapper's call and the dummy run, which counts as no step."""
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+        from vllm.config import CUDAGraphMode
+        from vllm.forward_context import get_forward_context, is_forward_context_available
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        call, dummy_run = CUDAGraphWrapper.__call__, GPUModelRunner._dummy_run
+
+        def _call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+            if wrapper.runtime_mode is CUDAGraphMode.FULL and not self._dummy and is_forward_context_available():
+                context = get_forward_context()
+                if context.cudagraph_runtime_mode is CUDAGraphMode.FULL:
+                    self._full += 1
+                elif longest_query(context.attn_metadata) > 1:
+                    self._prefill += 1
+            return call(wrapper, *args, **kwargs)
+
+        def _dummy_run(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            self._dummy = True
+            try:
+                return dummy_run(runner, *args, **kwargs)
+            finally:
+                self._dummy = False
+
+        CUDAGraphWrapper.__call__ = _call
+        GPUModelRunner._dummy_run = _dummy_run
+
+
+def longest_query(metadata: Any) -> int:
+    """Most tokens that a request computes in a step; 0 where the step has no attention."""
+    if isinstance(metadata, list):
+        return max((longest_query(part) for part in metadata), default=0)
+    first = next(iter(metadata.values()), None) if metadata else None
+    return int(getattr(first, "max_query_len", 0))

@@ -1,0 +1,424 @@
+"""EP 2 -> 1 -> 2 on two CUDA devices through AsyncLLM and the engine-core processes: identity, graphs, time, memory.
+
+One server runs a list of rollouts ("arms") one after another. ``static`` arms keep the full world, ``flex`` arms shrink
+and restore; every arm's tokens and log-probabilities are compared with the first static arm of the same requests, and
+the event log says what each transition cost by part, what the leaver gave back and which decode steps were replayed.
+
+    small   4 layers, 32 experts, seeded weights written on the spot, invariant combine, poisoned rows: bit-identity
+    a3b     the Qwen3-30B-A3B shape, dummy weights: what a transition costs
+
+Usage: python tools/gpu_elastic.py --shape small --json small.json [--combine invariant] [--cycles 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import hashlib
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flexfloor.config import config_from_mapping
+from flexfloor.driver.handles import LocalServer
+from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
+from flexfloor.driver.spec import ServerSpec
+from flexfloor.events import read_events
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {
+        "hidden_size": 1024,
+        "moe_intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_experts": 32,
+        "num_experts_per_tok": 8,
+        "vocab_size": 32000,
+    },
+    "a3b": {
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+    },
+}
+TIMES = ("agree", "prepare", "channel", "move", "groups", "stage", "switch", "capture", "trial", "first_step")
+
+
+def write_config(folder: Path, shape: dict[str, int]) -> Path:
+    """The config.json of a Qwen3-MoE of this shape."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "intermediate_size": 3 * shape["hidden_size"],
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **shape,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
+
+
+def write_weights(folder: Path, shape: dict[str, int], seed: int = 0) -> Path:
+    """Seeded normal weights of standard deviation 0.02 in one safetensors file."""
+    import torch
+    from safetensors.torch import save_file
+
+    write_config(folder, shape)
+    hidden, inner, head = shape["hidden_size"], shape["moe_intermediate_size"], shape["head_dim"]
+    query, value = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (shape["vocab_size"], hidden),
+        "lm_head.weight": (shape["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(shape["num_hidden_layers"]):
+        base = f"model.layers.{layer}"
+        sizes |= {
+            f"{base}.input_layernorm.weight": (hidden,),
+            f"{base}.post_attention_layernorm.weight": (hidden,),
+            f"{base}.self_attn.q_norm.weight": (head,),
+            f"{base}.self_attn.k_norm.weight": (head,),
+            f"{base}.self_attn.q_proj.weight": (query, hidden),
+            f"{base}.self_attn.k_proj.weight": (value, hidden),
+            f"{base}.self_attn.v_proj.weight": (value, hidden),
+            f"{base}.self_attn.o_proj.weight": (hidden, query),
+            f"{base}.mlp.gate.weight": (shape["num_experts"], hidden),
+        }
+        for expert in range(shape["num_experts"]):
+            sizes[f"{base}.mlp.experts.{expert}.gate_proj.weight"] = (inner, hidden)
+            sizes[f"{base}.mlp.experts.{expert}.up_proj.weight"] = (inner, hidden)
+            sizes[f"{base}.mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.ones(size, dtype=torch.bfloat16)
+        if len(size) == 1
+        else (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
+        for name, size in sizes.items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def server_spec(model: Path, folder: Path, *, dummy: bool, combine: str, poison: bool, use: float) -> ServerSpec:
+    """How the server of two ranks is started."""
+    vllm: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enable_sleep_mode": True,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": use,
+        "max_num_batched_tokens": 8192,
+        "kernel_config": {"enable_jit_warmup": False},
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(BUCKETS),
+        },
+    }
+    if dummy:
+        vllm["load_format"] = "dummy"
+    section = {
+        "world_size": 2,
+        "responses_per_prompt": 1,
+        "step_prompts": 2,
+        "floors": {"natural": [1]},
+        "engine": {
+            "combine": combine,
+            "dtype": "bfloat16",
+            "max_num_seqs": 64,
+            "max_model_len": 2048,
+            "deadline_s": 30.0,
+            "vllm": vllm,
+        },
+    }
+    return ServerSpec.of(
+        config_from_mapping(section),
+        model,
+        events_dir=folder / "events",
+        board=folder / "board",
+        run="gpu",
+        poison=poison,
+    )
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of a rollout: ``lengths[rank]`` are response lengths, all prompts have ``prompt`` tokens."""
+
+    lengths: tuple[tuple[int, ...], ...]
+    prompt: int = 96
+    temperature: float = 0.0
+    vocabulary: int = 32000
+
+    def requests(self) -> tuple[Request, ...]:
+        """One request a length, rank by rank."""
+        return tuple(
+            Request(
+                f"r{rank}.{i}",
+                i,
+                rank,
+                tuple(5 + (1009 * rank + 31 * i + 7 * k * k + k) % (self.vocabulary - 10) for k in range(self.prompt)),
+                length,
+                1000 * rank + i,
+                False,
+            )
+            for rank, row in enumerate(self.lengths)
+            for i, length in enumerate(row)
+        )
+
+
+@dataclass
+class Arm:
+    """One rollout and what its event log says."""
+
+    name: str
+    ladder: tuple[int, ...]
+    seconds: float
+    responses: list[Response]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def record(self, reference: Arm | None) -> dict[str, Any]:
+        """The arm as plain values; compared with ``reference``."""
+        tokens = sum(len(r.token_ids) for r in self.responses)
+        made: dict[str, Any] = {
+            "arm": self.name,
+            "ladder": list(self.ladder),
+            "seconds": round(self.seconds, 4),
+            "tokens": tokens,
+            "audit": self.audit(),
+            "transitions": [self.transition(e) for e in self.named("stage_commit")],
+            "restores": [
+                {k: v for k, v in e.items() if k not in ("event", "run", "seed")} for e in self.named("restore_end")
+            ],
+            "released": [
+                {
+                    "rank": e["rank"],
+                    "bytes": e["released_bytes"],
+                    "before": e["process_bytes_before"],
+                    "after": e["process_bytes_after"],
+                    "seconds": round(e["t"] - start["t"], 4),
+                }
+                for start, e in zip(self.named("sleep_start"), self.named("sleep_end"), strict=False)
+            ],
+            "faults": [e for e in self.events if e["event"] in ("fault", "plan_skipped")],
+        }
+        if reference is not None:
+            made["against"] = {"arm": reference.name, **compare(reference.responses, self.responses)}
+        return made
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Events of this name, in order of time."""
+        return sorted((e for e in self.events if e["event"] == name), key=lambda e: e["t"])
+
+    def audit(self) -> dict[str, dict[str, int]]:
+        """Steps with requests of each rank: full, eager, prefill."""
+        counted: dict[str, dict[str, int]] = {}
+        for event in self.named("decode_audit"):
+            row = counted.setdefault(str(event["rank"]), {"full": 0, "eager": 0, "prefill": 0})
+            for key in row:
+                row[key] += event.get(key, 0)
+        return counted
+
+    def transition(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Parts of a shrink in ms, and from the quorum's agreement to the survivors' first step."""
+        parts = {k: round(event[k] * 1e3, 2) for k in TIMES if isinstance(event.get(k), float)}
+        phases = ("agree", "prepare", "stage", "switch", "capture", "trial", "first_step")
+        return {
+            "ms": parts,
+            "quorum_to_first_step_ms": round(sum(parts.get(k, 0.0) for k in phases), 2),
+            **{k: event.get(k) for k in ("survivors", "moved_rows", "moved_bytes", "captured", "kept")},
+        }
+
+
+def compare(one: Sequence[Response], other: Sequence[Response]) -> dict[str, Any]:
+    """Requests with equal tokens, also with equal log-probabilities; the largest difference before tokens split."""
+    tokens = exact = 0
+    largest, splits = 0.0, []
+    for a, b in zip(one, other, strict=True):
+        same = a.token_ids == b.token_ids
+        tokens += same
+        exact += same and a.logprobs == b.logprobs
+        split = next((i for i, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)) if x != y), None)
+        if split is not None:
+            splits.append(split)
+        pairs = list(zip(a.logprobs or (), b.logprobs or (), strict=False))[:split]
+        largest = max([largest, *(abs(x - y) for x, y in pairs)])
+    return {
+        "requests": len(one),
+        "same_tokens": tokens,
+        "same_tokens_and_logprobs": exact,
+        "largest_logprob_difference": largest,
+        "first_splits": sorted(splits)[:8],
+    }
+
+
+class Bench:
+    """The server and the arms that ran on it.
+
+    Args:
+        spec: how it is started.
+        folder: where each arm's events go.
+        limit_s: after this the engine processes print their stacks and everything ends.
+    """
+
+    def __init__(self, spec: ServerSpec, folder: Path, limit_s: float) -> None:
+        self._folder, self._count = folder, 0
+        self.records: list[dict[str, Any]] = []
+        self._references: dict[Load, Arm] = {}
+        self.server = LocalServer(spec)
+        self._watch(limit_s)
+        began = time.perf_counter()
+        self.statuses = self.server.start()
+        self.start_s = time.perf_counter() - began
+
+    def _watch(self, limit_s: float) -> None:
+        def out() -> None:
+            print(f"LIMIT of {limit_s} s reached", flush=True)
+            for pid in self.server.server.pids().values():
+                os.kill(pid, signal.SIGABRT)
+            time.sleep(3)
+            faulthandler.dump_traceback(all_threads=True)
+            os._exit(3)
+
+        timer = threading.Timer(limit_s, out)
+        timer.daemon = True
+        timer.start()
+
+    def arm(self, name: str, load: Load, ladder: tuple[int, ...], end: str = "full") -> Arm:
+        """Run one rollout, keep and print its record."""
+        events = self._folder / f"arm-{self._count}"
+        order = StepOrder(
+            digest=hashlib.sha256(f"{self._count}{ladder}".encode()).hexdigest(),
+            epoch=0,
+            step=self._count,
+            ladder=ladder,
+            rank_order=(0, 1),
+            requests=load.requests(),
+            sampling=Sampling(temperature=load.temperature, ignore_eos=True, logprobs=True),
+            run="gpu",
+            events_dir=str(events / "events"),
+            end=end,
+        )
+        self._count += 1
+        began = time.perf_counter()
+        responses = self.server.run_step(order)
+        seconds = time.perf_counter() - began
+        found = [json.loads(e.to_json()) for e in read_events(events).events]
+        arm = Arm(name, ladder, seconds, responses, found)
+        record = arm.record(self._references.get(load))
+        if len(ladder) == 1:
+            self._references.setdefault(load, arm)
+        self.records.append(record)
+        print("ARM", json.dumps(record), flush=True)
+        return arm
+
+    def wake_all(self) -> None:
+        """After a topology restore: memory and weights of the sleepers."""
+        engines = self.server.server._engines
+        if engines is not None:
+            self.server.wait(engines.call("wake_all", {}, 60.0))
+
+
+def arms(bench: Bench, vocabulary: int, cycles: int) -> None:
+    """The arms of one server."""
+    load = Load((tuple(160 if i % 2 else 110 for i in range(64)), (40,) * 16), vocabulary=vocabulary)
+    other = Load(((30,) * 12, tuple(120 if i % 2 else 90 for i in range(24))), vocabulary=vocabulary)
+    drawn = Load(load.lengths, temperature=1.0, vocabulary=vocabulary)
+    bench.arm("warm-up", Load(((24,) * 64, (24,) * 16), prompt=64, vocabulary=vocabulary), (2,))
+    bench.arm("static", load, (2,))
+    bench.arm("static again", load, (2,))
+    bench.arm("flex, graphs captured", load, (2, 1))
+    bench.arm("static after restore", load, (2,))
+    bench.arm("flex, graphs kept", load, (2, 1))
+    bench.arm("static other", other, (2,))
+    bench.arm("flex other, rank 1 survives", other, (2, 1))
+    bench.arm("flex other, graphs kept", other, (2, 1))
+    bench.arm("static drawn", drawn, (2,))
+    bench.arm("flex drawn", drawn, (2, 1))
+    bench.arm("flex, topology only", load, (2, 1), end="topology")
+    bench.wake_all()
+    bench.arm("static after wake", load, (2,))
+    for cycle in range(cycles):
+        bench.arm(f"cycle {cycle}", load, (2, 1))
+    bench.arm("static at the end", load, (2,))
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    import torch
+    import vllm
+
+    return {
+        "vllm": vllm.__version__,
+        "torch": str(torch.__version__),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "device": torch.cuda.get_device_name(0),
+        "devices": str(torch.cuda.device_count()),
+    }
+
+
+def main() -> None:
+    """Run the arms and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--combine", choices=("stock", "invariant"), default="invariant")
+    parser.add_argument("--cycles", type=int, default=0)
+    parser.add_argument("--use", type=float, default=0.8, help="share of the device's memory for the engine")
+    parser.add_argument("--limit", type=float, default=280.0, help="seconds until stacks are printed and all ends")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    os.environ["PYTHONFAULTHANDLER"] = "1"
+    shape = SHAPES[options.shape]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dummy = options.shape == "a3b"
+        model = (write_config if dummy else write_weights)(folder / "model", shape)
+        spec = server_spec(model, folder, dummy=dummy, combine=options.combine, poison=not dummy, use=options.use)
+        bench = Bench(spec, folder, options.limit)
+        result: dict[str, Any] = {
+            "shape": options.shape,
+            "combine": options.combine,
+            "start_s": round(bench.start_s, 1),
+            "facts": [status["facts"] for status in bench.statuses],
+            "arms": bench.records,
+        }
+        print("START", result["start_s"], json.dumps(result["facts"]), flush=True)
+        try:
+            arms(bench, shape["vocab_size"], options.cycles)
+        finally:
+            options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            bench.server.close()
+        result["versions"] = versions()
+        options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print("DONE", options.json, flush=True)
+
+
+if __name__ == "__main__":
+    main()
