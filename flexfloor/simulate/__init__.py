@@ -1,8 +1,10 @@
 """Discrete-event simulation of rollouts: what a plan will gain, from lengths and step times, on no accelerator at all.
 
-workload   true lengths by epoch       batching   one rank's iterations
-costs      what things cost            world      one step: lock step, decisions, transitions, events
-run        epochs, plans, the log      compare, sweep, page, calibrate    what the command does with runs
+workload   true lengths by epoch        costs      what things cost
+batching   one rank's iterations        lockstep   the ranks' iterations together
+world      one step: decisions, transitions, events (records: what goes in and out)
+run        epochs, plans, the log
+compare, sweep, page, calibrate (fitting)          what the command does with runs
 """
 
 from flexfloor.simulate.batching import Limits, Request, run_rank
