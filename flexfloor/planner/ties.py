@@ -125,41 +125,37 @@ def _smallest_in(
     rest = [k for k in chosen if k not in inside]
     here = [k for k in chosen if k in inside]
     cost = int(columns.costs[here].sum())
-    lexical = {member: (int(demand.lexical[member]), member) for k in component for member in columns.groups[k]}
-    touching: dict[int, list[int]] = {member: [] for member in lexical}
+    members = {member for k in component for member in columns.groups[k]}
+    order = sorted(members, key=lambda member: (int(demand.lexical[member]), member))
+    place = {member: at for at, member in enumerate(order)}
+    options: list[list[tuple[int, int, int]]] = [[] for _ in order]  # (place of the mate, cost, candidate)
     for k in component:
-        for member in columns.groups[k]:
-            touching[member].append(k)
-
-    def other(k: int, member: int) -> int:
-        first, second = columns.groups[k]
-        return second if member == first else first
-
-    for member, options in touching.items():
-        options.sort(key=lambda k: lexical[other(k, member)])
-    half = {member: min(int(columns.costs[k]) for k in options) / 2 for member, options in touching.items()}
-    order = sorted(lexical, key=lexical.__getitem__)
+        first, second = (place[member] for member in columns.groups[k])
+        options[first].append((second, int(columns.costs[k]), k))
+        options[second].append((first, int(columns.costs[k]), k))
+    for row in options:
+        row.sort(key=lambda option: option[0])
+    cheapest = [min(price for _, price, _ in row) for row in options]
     steps = 0
 
-    def search(free: set[int], left: float, picked: list[int]) -> list[int] | None:
+    def search(free: int, left: int, floor: int, picked: list[int]) -> list[int] | None:
+        """``floor``: twice what pairs of the free prompts, a bit each, cost at least."""
         nonlocal steps
         steps += 1
-        lead = next((member for member in order if member in free), None)
-        if lead is None:
+        if not free:
             groups = [columns.groups[k] for k in (*rest, *picked)]
             return picked if left == 0 and meets(demand, groups, quotas) else None
-        for k in touching[lead]:
-            mate = other(k, lead)
-            remaining = free - {lead, mate}
-            after = left - int(columns.costs[k])
-            if mate not in free or after < sum(half[member] for member in remaining):
+        lead = (free & -free).bit_length() - 1
+        for mate, price, k in options[lead]:
+            below = floor - cheapest[lead] - cheapest[mate]
+            if not free >> mate & 1 or 2 * (left - price) < below:
                 continue
-            found = search(remaining, after, [*picked, k])
+            found = search(free & ~(1 << lead | 1 << mate), left - price, below, [*picked, k])
             if found is not None or steps > _SEARCH:
                 return found
         return None
 
-    found = search(set(lexical), cost, [])
+    found = search((1 << len(order)) - 1, cost, sum(cheapest), [])
     return None if found is None else [*rest, *found]
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 from planner_oracle import Oracle, make_config, make_history
 
-from flexfloor.planner import plan_epoch
+from flexfloor.planner import matching, plan_epoch
 
 SHAPES = [
     (1, 1),
@@ -51,11 +51,37 @@ def random_case(rng, world, prompts):
     return config, lengths, tokens
 
 
+def test_beginning_with_few_candidates_changes_no_plan(monkeypatch):
+    closed = []
+    close = matching._close
+    monkeypatch.setattr(matching, "_close", lambda taken, shut: (closed.append(int(shut.sum())), close(taken, shut)))
+    for seed in range(6):
+        rng = random.Random(seed)
+        means = [rng.lognormvariate(6, 0.5) for _ in range(32)]
+        lengths = {
+            f"i{k:02d}": [min(2000, int(m * rng.lognormvariate(0, 0.4)) + 1) for _ in range(8)]
+            for k, m in enumerate(means)
+        }
+        config = make_config(16, 32, 8, {2: 3200, 4: 4300, 8: 5200, 16: 5600}, tail_guard={"l_max": 2000})
+        plans = []
+        for many in (10**6, 0):
+            for few in (20, 100) if many == 0 else (20,):
+                monkeypatch.setattr(matching, "_MANY", many)
+                monkeypatch.setattr(matching, "_FEW", few)
+                plans.append(plan_epoch(config, make_history(lengths)))
+        assert plans[0] == plans[1] == plans[2]
+    assert sum(count > 0 for count in closed) > 10
+
+
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 @pytest.mark.parametrize(("world", "prompts"), SHAPES)
 def test_the_plan_is_the_best_of_all_groupings(world, prompts, solver):
+    check_against_all_groupings(world, prompts, solver, 6 if solver == "highs" else 1)
+
+
+def check_against_all_groupings(world, prompts, solver, cases):
     rng = random.Random(1000 * world + prompts)
-    for _ in range(6 if solver == "highs" else 1):
+    for _ in range(cases):
         config, lengths, tokens = random_case(rng, world, prompts)
         config = config.model_copy(update={"solver": config.solver.model_copy(update={"name": solver})})
         oracle = Oracle(config, lengths, tokens)
