@@ -73,10 +73,9 @@ class Engines:
             arguments.setdefault("kv_cache_memory_bytes", CPU_KV_BYTES)
         try:
             with children_of(ForkServer() if on_cpu else Spawn()):
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                return cls(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), spec.world_size)
         except RuntimeError as error:
             raise _start_failure(error, spec.log) from error
-        return cls(llm, spec.world_size)
 
     def processes(self) -> dict[int, BaseProcess]:
         """Engine-core processes by rank; vLLM's coordinator under `SUPPORT`."""
@@ -154,6 +153,7 @@ class Engines:
         """Ends front end and engine cores the way vLLM does; errors on the way are of no interest any more."""
         with contextlib.suppress(Exception):
             self.llm.shutdown(timeout=1.0)
+        self.llm = None
 
 
 def _start_failure(error: RuntimeError, log: str | None) -> EngineLostError:

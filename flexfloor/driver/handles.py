@@ -82,6 +82,7 @@ class LocalServer:
             self.wait(self.server.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.close()
 
 
 class ServerActor:

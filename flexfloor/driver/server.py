@@ -144,6 +144,7 @@ class RolloutServer:
             for process in processes:
                 process.join(timeout=GRACE_S)
             del engines, processes
+            await asyncio.sleep(POLL_S)
             gc.collect()  # AsyncLLM stands in cycles and complains when it is found only at the interpreter's end
         self._restore_environment()
 
