@@ -1,11 +1,13 @@
 """Plan time, memory and proven gap over world sizes and group sizes, one table.
 
     python tools/bench_planner.py [--worlds 16,64,256,1024] [--groups 2,16] [--solvers highs,cbc] [--pressure 0.5]
+        [--with-table]
 
 Lengths are drawn from a lognormal mixture (no real lengths are needed to time the planner): items differ by their
 mean, responses of an item by less, and some reach the global limit. `--pressure` scales the paper's 16-rank capacity
-table per response, so that smaller means tighter memory. Every case runs in a process of its own, so that its memory
-is its own; "CPU s" is the mean CPU time a step, which a busy machine does not stretch as it does the other two.
+table per response, so that smaller means tighter memory. `--with-table` plans with invented step times, so that every
+floor is placed and predicted. Every case runs in a process of its own, so that its memory is its own; "CPU s" is the
+mean CPU time a step, which a busy machine does not stretch as it does the other two.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import math
 import resource
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -26,13 +31,22 @@ from rich.table import Table
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.history import LengthHistory, Observation, replay
 from flexfloor.planner import plan_epoch
+from flexfloor.step_times import Row, StepTimes
 
 RESPONSES, LIMIT = 16, 16384
 PAPER = {2: 131072, 4: 280576, 8: 349952, 16: 380800}
 """Natural capacities of the paper's 16 ranks, KV tokens a rank for two prompts of 16 responses."""
 
 
-def configuration(world: int, group: int, solver: str, pressure: float) -> FlexFloorConfig:
+def step_times(sizes: Sequence[int]) -> StepTimes:
+    """Invented: a smaller world decodes somewhat slower."""
+    curve = {1: 0.005, 32: 0.012, 256: 0.018, 4096: 0.06}
+    return StepTimes(
+        [Row(ep, batch, s * (1 + 0.1 * max(sizes) / ep / 8)) for ep in sizes for batch, s in curve.items()]
+    )
+
+
+def configuration(world: int, group: int, solver: str, pressure: float, table: str | None = None) -> FlexFloorConfig:
     """The paper's capacities by fraction of the world, scaled to the group size."""
     capacity = {
         world * size // 16: int(tokens * pressure * group / 2)
@@ -48,6 +62,7 @@ def configuration(world: int, group: int, solver: str, pressure: float) -> FlexF
             "kv": {"block_tokens": 128, "capacity": {"natural": capacity}},
             "tail_guard": {"l_max": LIMIT},
             "solver": {"name": solver},
+            "rate": {"table": table},
         }
     )
 
@@ -68,18 +83,30 @@ def cpu_seconds() -> float:
     return sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def measure(world: int, group: int, steps: int, solver: str, pressure: float, repeats: int) -> dict[str, float]:
+def measure(
+    world: int, group: int, steps: int, solver: str, pressure: float, repeats: int, with_table: bool = False
+) -> dict[str, float]:
     """One case in this process."""
     config = configuration(world, group, solver, pressure)
+    if with_table:
+        with tempfile.TemporaryDirectory() as folder:
+            table = str(Path(folder) / "step_times.csv")
+            step_times(config.admissible_sizes).save(table)
+            return timed(configuration(world, group, solver, pressure, table), steps, repeats)
+    return timed(config, steps, repeats)
+
+
+def timed(config: FlexFloorConfig, steps: int, repeats: int) -> dict[str, float]:
+    """Plans ``repeats`` epochs of ``steps`` steps."""
     seconds, gaps, floors, safe = [], [], [], 0
     spent = cpu_seconds()
     for seed in range(repeats):
-        known = history(world * group * steps, seed)
+        known = history(config.step_prompts * steps, seed)
         begin = time.perf_counter()
         plan = plan_epoch(config, known)
         seconds.append((time.perf_counter() - begin) / steps)
         gaps += [step.optimality_gap for step in plan.steps]
-        floors += [step.floor / world for step in plan.steps]
+        floors += [step.floor / config.world_size for step in plan.steps]
         safe += sum(step.kv_safe for step in plan.steps)
     return {
         "seconds": float(np.median(seconds)),
@@ -107,6 +134,7 @@ def main(
     solvers: Annotated[str, typer.Option(help="Solvers to compare.")] = "highs,cbc",
     pressure: Annotated[str, typer.Option(help="Capacity scales; smaller is tighter.")] = "1.0,0.75",
     repeats: Annotated[int, typer.Option(help="Seeds of a case.")] = 3,
+    with_table: Annotated[bool, typer.Option("--with-table", help="Plan with a table of step times.")] = False,
     case: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Time the planner."""
@@ -133,7 +161,7 @@ def main(
         for scale in map(float, pressure.split(",")):
             for solver in solvers.split(","):
                 for world in map(int, worlds.split(",")):
-                    found = separate(world, group, 1, solver, scale, repeats)
+                    found = separate(world, group, 1, solver, scale, repeats, with_table)
                     times.setdefault((group, solver, scale), []).append((world, found["cpu"]))
                     table.add_row(
                         str(world),

@@ -62,7 +62,7 @@ def column_needs(demand: Demand, columns: IntArray, peaks: IntArray) -> IntArray
     return needs
 
 
-def fits_in(demand: Demand, members: slice, groups: int, capacity: int) -> bool:
+def fits_in(demand: Demand, members: slice | list[int], groups: int, capacity: int) -> bool:
     """Whether prompts might fit into ``groups`` ranks; False is a proof that they do not.
 
     If k responses of at least theta KV tokens live in g groups, one group holds ceil(k/g) of them, hence a peak of
@@ -70,7 +70,7 @@ def fits_in(demand: Demand, members: slice, groups: int, capacity: int) -> bool:
 
     Args:
         demand: the step.
-        members: the prompts, a range of demand order.
+        members: the prompts, positions in demand order.
         groups: number of groups they may use.
         capacity: KV tokens of a rank.
     """

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from flexfloor.planner.admission import group_need
+from flexfloor.planner.admission import fits_in, group_need
 from flexfloor.planner.demand import Demand, IntArray
 from flexfloor.planner.layout import group_sizes
 from flexfloor.planner.matching import Group
@@ -101,8 +101,8 @@ class Packer:
                 low = max(0, high - width)
                 upper = min(len(groups), low + width)
                 pooled = sorted(member for group in groups[low:upper] for member in group)
-                dealt = self._deal(pooled, sizes[low:upper], capacity)
-                if all(group_need(self._demand, group) <= capacity for group in dealt):
+                dealt = self._fitting(pooled, sizes[low:upper], capacity)
+                if dealt is not None:
                     groups[low:upper] = dealt
                     high = low
                     break
@@ -110,6 +110,13 @@ class Packer:
                     return None
                 width *= 2
         return groups
+
+    def _fitting(self, members: list[int], sizes: list[int], capacity: int) -> list[Group] | None:
+        """A KV-safe deal, None where none was found; what provably does not fit is not dealt."""
+        if not fits_in(self._demand, members, len(sizes), capacity):
+            return None
+        dealt = self._deal(members, sizes, capacity)
+        return dealt if all(group_need(self._demand, group) <= capacity for group in dealt) else None
 
     def _deal(self, members: list[int], sizes: list[int], capacity: int) -> list[Group]:
         """Longest processing time first, then swaps while a rank is over capacity (0: while swaps help)."""
@@ -145,11 +152,14 @@ class Packer:
                     if self._solo[theirs] >= self._solo[mine]:
                         break
                     here = [theirs if m == mine else m for m in groups[worst]]
+                    lighter = group_need(self._demand, here)
+                    if lighter >= needs[worst]:
+                        continue
                     there = [mine if m == theirs else m for m in groups[other]]
-                    new = (group_need(self._demand, here), group_need(self._demand, there))
-                    if max(new) < needs[worst]:
+                    heavier = group_need(self._demand, there)
+                    if heavier < needs[worst]:
                         groups[worst], groups[other] = here, there
-                        needs[worst], needs[other] = new
+                        needs[worst], needs[other] = lighter, heavier
                         return True
         return False
 
