@@ -13,6 +13,7 @@ Usage: python tools/gpu_elastic.py --shape small --json small.json [--combine in
 from __future__ import annotations
 
 import argparse
+import asyncio
 import faulthandler
 import hashlib
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from flexfloor.config import config_from_mapping
+from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
 from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
 from flexfloor.driver.spec import ServerSpec
@@ -57,7 +59,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 151936,
     },
 }
-TIMES = ("agree", "prepare", "channel", "move", "groups", "stage", "switch", "capture", "trial", "first_step")
+PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
 
 
 def write_config(folder: Path, shape: dict[str, int]) -> Path:
@@ -212,6 +214,8 @@ class Arm:
             "ladder": list(self.ladder),
             "seconds": round(self.seconds, 4),
             "tokens": tokens,
+            "distinct_responses": len({r.token_ids for r in self.responses}),
+            "finite_logprobs": all(x == x for r in self.responses for x in r.logprobs or ()),
             "audit": self.audit(),
             "transitions": [self.transition(e) for e in self.named("stage_commit")],
             "restores": [
@@ -248,11 +252,10 @@ class Arm:
 
     def transition(self, event: dict[str, Any]) -> dict[str, Any]:
         """Parts of a shrink in ms, and from the quorum's agreement to the survivors' first step."""
-        parts = {k: round(event[k] * 1e3, 2) for k in TIMES if isinstance(event.get(k), float)}
-        phases = ("agree", "prepare", "stage", "switch", "capture", "trial", "first_step")
+        parts = {k: round(event[k] * 1e3, 2) for k in PARTS if k in event}
         return {
             "ms": parts,
-            "quorum_to_first_step_ms": round(sum(parts.get(k, 0.0) for k in phases), 2),
+            "quorum_to_first_step_ms": round(sum(parts.values()), 2),
             **{k: event.get(k) for k in ("survivors", "moved_rows", "moved_bytes", "captured", "kept")},
         }
 
@@ -370,6 +373,49 @@ def arms(bench: Bench, vocabulary: int, cycles: int) -> None:
     bench.arm("static at the end", load, (2,))
 
 
+def memory_spread(records: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Largest difference of device memory in use between cycles, MiB: just before and just after a leaver's sleep."""
+    slept = [row for r in records if r["arm"].startswith("cycle") for row in r["released"]]
+    return {
+        when: round((max(row[when] for row in slept) - min(row[when] for row in slept)) / (1 << 20), 1)
+        for when in ("before", "after")
+        if slept
+    }
+
+
+async def _plain(engines: Engines, load: Load, name: str) -> float:
+    """Tokens per second of one rollout without a plan."""
+    sampling = Sampling(temperature=0.0, ignore_eos=True)
+    began = time.perf_counter()
+    queues = [await engines.submit(f"{name}.{i}", r, sampling, r.rank) for i, r in enumerate(load.requests())]
+
+    async def drain(queue: Any) -> int:
+        tokens = 0
+        while True:
+            output = queue.get_nowait() or await queue.get()
+            tokens += len(output.outputs[0].token_ids)
+            if output.finished:
+                return tokens
+
+    tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
+    return tokens / (time.perf_counter() - began)
+
+
+async def plain(spec: ServerSpec, *, stock: bool, vocabulary: int) -> dict[str, Any]:
+    """Throughput where no plan is installed: vLLM untouched, or with FlexFloor's hooks and spare rows."""
+    os.environ.update(spec.environment())
+    if stock:
+        os.environ.pop("FLEXFLOOR_ENGINE")
+        del spec.engine["worker_extension_cls"]
+    engines = await asyncio.to_thread(Engines.start, spec)
+    load = Load(((160,) * 64, (160,) * 64), vocabulary=vocabulary)
+    try:
+        await _plain(engines, load, "warm")
+        return {"tokens_per_s": [round(await _plain(engines, load, f"p{i}"), 1) for i in range(8)]}
+    finally:
+        engines.shut_down()
+
+
 def versions() -> dict[str, str]:
     """What ran."""
     import torch
@@ -389,6 +435,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--combine", choices=("stock", "invariant"), default="invariant")
+    parser.add_argument("--plain", choices=("stock", "ours"), help="only the throughput where no plan is installed")
     parser.add_argument("--cycles", type=int, default=0)
     parser.add_argument("--use", type=float, default=0.8, help="share of the device's memory for the engine")
     parser.add_argument("--limit", type=float, default=280.0, help="seconds until stacks are printed and all ends")
@@ -401,6 +448,13 @@ def main() -> None:
         dummy = options.shape == "a3b"
         model = (write_config if dummy else write_weights)(folder / "model", shape)
         spec = server_spec(model, folder, dummy=dummy, combine=options.combine, poison=not dummy, use=options.use)
+        if options.plain:
+            faulthandler.dump_traceback_later(options.limit, exit=True)
+            found = asyncio.run(plain(spec, stock=options.plain == "stock", vocabulary=shape["vocab_size"]))
+            made = {"shape": options.shape, "plain": options.plain, "combine": options.combine, **found}
+            options.json.write_text(json.dumps(made, indent=1), encoding="utf-8")
+            print("PLAIN", json.dumps(made), flush=True)
+            return
         bench = Bench(spec, folder, options.limit)
         result: dict[str, Any] = {
             "shape": options.shape,
@@ -412,6 +466,7 @@ def main() -> None:
         print("START", result["start_s"], json.dumps(result["facts"]), flush=True)
         try:
             arms(bench, shape["vocab_size"], options.cycles)
+            result["cycle_memory_spread_mib"] = memory_spread(bench.records)
         finally:
             options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
             bench.server.close()

@@ -1,0 +1,50 @@
+"""Tests on CUDA devices; skipped, with the reason, where there are fewer than two."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def _missing():
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if torch.cuda.device_count() < 2:
+        return f"two CUDA devices are needed, {torch.cuda.device_count()} is here"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    mine = [item for item in items if here in Path(item.fspath).parents]
+    reason = _missing() if mine else None
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """The module behind the measurements."""
+    sys.path.insert(0, str(TOOLS))
+    import gpu_elastic
+
+    return gpu_elastic
+
+
+@pytest.fixture(scope="session")
+def bench(gpu, tmp_path_factory):
+    """A server of two ranks: seeded weights, the invariant combine, poisoned rows, captured decode graphs."""
+    folder = tmp_path_factory.mktemp("gpu")
+    model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
+    spec = gpu.server_spec(model, folder, dummy=False, combine="invariant", poison=True, use=0.3)
+    running = gpu.Bench(spec, folder, limit_s=540.0)
+    yield running
+    running.server.close()
