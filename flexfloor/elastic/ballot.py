@@ -82,6 +82,7 @@ class Ballot:
 
     def meet(self, row: Row) -> tuple[list[Row], float]:
         """All rows, and how long it took to get them, seconds."""
+        self.show(self.phase)  # a sign of life: who waits here is not the one that hangs
         began = self.clock()
         rows = self._exchange(row)
         return rows, self.clock() - began

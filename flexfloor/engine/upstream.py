@@ -244,6 +244,11 @@ COMBINE: tuple[Symbol, ...] = tuple(
     )
 )
 
+DRIVER: tuple[Symbol, ...] = tuple(
+    Symbol(module, "get_mp_context", (), "replaced while vLLM starts its processes: they end with the server")
+    for module in ("vllm.v1.engine.utils", "vllm.v1.engine.coordinator")
+)
+
 
 def check(symbols: tuple[Symbol, ...]) -> None:
     """Raise UpstreamChangedError for the first symbol that is missing or has other parameters."""
