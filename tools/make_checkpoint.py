@@ -23,8 +23,8 @@ from flexfloor.errors import InputError
 if TYPE_CHECKING:
     from checkpoint.measurement import Accuracy
 
-STEPS = 700
-MEASURED_PROMPTS = 256
+STEPS = 900
+MEASURED_PROMPTS = 192
 
 console = Console()
 
@@ -88,6 +88,7 @@ def _make_checkpoint(out: Path, *, steps: int, seed: int, threads: int, measured
                 print(f"step {state.step} of {steps}, loss {state.loss:.3f}", flush=True)
         seconds = time.monotonic() - started
         model = model.to(torch.bfloat16)
+        saving.save_model(out, model, tokenizer)
         asked = measurement.held_out(measured, seed)
         task = bar.add_task("measuring", total=3)
         accuracy: dict[str, Accuracy] = {}
@@ -96,9 +97,9 @@ def _make_checkpoint(out: Path, *, steps: int, seed: int, threads: int, measured
             answers = measurement.generate(model, tokenizer, asked, chat=chat, sample=sample)
             accuracy[way] = measurement.accuracy(asked, answers)
             bar.advance(task)
-    shares = measurement.expert_shares(model, tokenizer, asked)
+    shares = measurement.expert_shares(model, tokenizer, asked[::3])
     how = saving.Training(seed=seed, steps=steps, threads=threads, seconds=round(seconds, 1))
-    record = saving.save(out, model, tokenizer, training=how, accuracy=accuracy, expert_shares=shares)
+    record = saving.save_record(out, how, accuracy, shares)
     console.print(_accuracy_table(accuracy), _balance_table(shares))
     console.print(f"trained for {seconds:.0f} s; digest {saving.digest(out)[:16]}; record in {record}", soft_wrap=True)
 

@@ -102,7 +102,7 @@ def test_the_tokenizer_fits_model_and_task():
         assert len(tokenizer.encode(piece)) == 1
     text = "Any text, even Grüße\n\n 1000 ✓ crab"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    asked = question("repeat crab 7 times:")
+    asked = question("repeat crab up to 7:")
     assert len(tokenizer.encode(asked.answer)) + 1 == asked.answer_tokens
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": asked.prompt}], tokenize=False, add_generation_prompt=True

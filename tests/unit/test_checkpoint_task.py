@@ -20,7 +20,7 @@ from checkpoint import prompts, task  # noqa: E402
         ("count from 12 up to 15:", " 12 13 14 15", 5),
         ("count from 40 down to 38:", " 40 39 38", 4),
         ("count from 0 up to 0:", " 0", 2),
-        ("repeat fox 3 times:", " fox 1 fox 2 fox 3", 7),
+        ("repeat fox up to 3:", " fox 1 fox 2 fox 3", 7),
     ],
 )
 def test_the_answer_follows_from_the_prompt(prompt, answer, tokens):
@@ -31,7 +31,7 @@ def test_the_answer_follows_from_the_prompt(prompt, answer, tokens):
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", "count from 12 up to 15", "count from 15 up to 12:", "repeat fox 0 times:", "count from 1 down to 4:"],
+    ["", "count from 12 up to 15", "count from 15 up to 12:", "repeat fox up to 0:", "count from 1 down to 4:"],
 )
 def test_other_text_is_no_prompt(prompt):
     with pytest.raises(ValueError, match="no prompt of this task"):
@@ -56,12 +56,17 @@ def test_reward_of_a_count(response, ended, expected):
     assert task.reward("count from 9 up to 12:", response, ended=ended) == expected
 
 
-def test_no_line_breaks_after_the_last_item_or_inside_one():
-    prompt = "repeat owl 5 times:"
-    right = " owl 1 owl 2 owl 3 owl 4 owl 5"
-    assert task.reward(prompt, right, ended=True) == 1.0
-    assert task.reward(prompt, right + "\n", ended=True) == 0.0
-    assert task.reward(prompt, right.replace("owl 5", "owl\n 5"), ended=True) == 0.0
+@pytest.mark.parametrize(
+    "response", [" owl 1 owl 2\n", " owl 1\n owl 2", " owl 1 owl", " 1 owl 2 owl", " owl 1 owl 2 owl 3"]
+)
+def test_reward_of_a_repetition(response):
+    assert task.reward("repeat owl up to 2:", " owl 1 owl 2", ended=True) == 1.0
+    assert task.reward("repeat owl up to 2:", response, ended=True) == 0.0
+
+
+def test_a_repetition_breaks_no_line():
+    asked = task.question("repeat owl up to 60:")
+    assert {asked.broken(random.Random(seed)) for seed in range(20)} == {asked.answer}
 
 
 def test_drawn_questions_keep_split_and_length():
@@ -70,7 +75,7 @@ def test_drawn_questions_keep_split_and_length():
         length, held_out = rng.randint(task.SHORTEST, task.LONGEST), rng.random() < 0.5
         asked = task.draw(rng, length, held_out=held_out)
         assert task.is_held_out(asked.prompt) == held_out
-        assert abs(asked.answer_tokens - 1 - length) <= 8
+        assert abs(asked.answer_tokens - 1 - length) <= 3
         assert task.reward(asked.prompt, asked.broken(rng), ended=True) == 1.0
 
 

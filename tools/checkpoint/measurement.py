@@ -103,13 +103,11 @@ def expert_shares(
 ) -> list[list[float]]:
     """Per layer, the share of routed (token, slot) pairs each expert gets over prompts and right answers; sums to 1."""
     model.eval()
-    loads: torch.Tensor | None = None
+    experts, chosen = model.config.num_experts, model.config.num_experts_per_tok
+    loads = torch.zeros(model.config.num_hidden_layers, experts, dtype=torch.long)
     for question in asked:
         ids = tokenizer(question.prompt + question.answer, return_tensors="pt")["input_ids"]
         routers = model(input_ids=ids, output_router_logits=True).router_logits
-        chosen = torch.stack([layer.topk(model.config.num_experts_per_tok, dim=-1).indices for layer in routers])
-        counts = torch.nn.functional.one_hot(chosen, model.config.num_experts).sum(dim=(1, 2))
-        loads = counts if loads is None else loads + counts
-    if loads is None:
-        return []
+        for layer, logits in enumerate(routers):
+            loads[layer] += torch.bincount(logits.topk(chosen, dim=-1).indices.flatten(), minlength=experts)
     return [[float(share) for share in layer / layer.sum()] for layer in loads.double()]

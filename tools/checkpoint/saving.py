@@ -38,27 +38,24 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def save(
-    folder: Path,
-    model: Qwen3MoeForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    training: Training,
-    accuracy: dict[str, Accuracy],
-    expert_shares: list[list[float]],
-) -> Path:
-    """Save weights, tokenizer and record; returns the file of the record."""
+def save_model(folder: Path, model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Save weights and tokenizer, without the record."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _name_portable_tokenizer_class(folder / "tokenizer_config.json")
     (folder / "model.safetensors").chmod(0o644)
+
+
+def save_record(
+    folder: Path, training: Training, accuracy: dict[str, Accuracy], expert_shares: list[list[float]]
+) -> Path:
+    """Write what is known of the saved checkpoint; returns the file."""
     record = {
         "task": "count and repeat: tools/checkpoint/task.py",
         "training": dataclasses.asdict(training),
         "accuracy": {way: dataclasses.asdict(measured) for way, measured in accuracy.items()},
         "expert_shares": [[round(share, 4) for share in layer] for layer in expert_shares],
-        "parameters": sum(weight.numel() for weight in model.parameters()),
         "digest": digest(folder),
         "versions": {
             "python": platform.python_version(),

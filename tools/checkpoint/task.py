@@ -2,12 +2,12 @@
 
 - ``count from 12 up to 15:`` is answered by `` 12 13 14 15``
 - ``count from 40 down to 38:`` by `` 40 39 38``
-- ``repeat fox 3 times:`` by `` fox 1 fox 2 fox 3``
+- ``repeat fox up to 3:`` by `` fox 1 fox 2 fox 3``
 
-Every number and word is one token, so an answer has as many tokens as words and numbers, plus the end token. A newline
-may follow every item whose number is a multiple of ``BREAK_AT``, except the last; training examples break the line
-there with probability ``BREAK_RATE``. All such answers are right: greedy decoding breaks no line, samples at
-temperature 1 differ in length by the lines they break.
+Every number and word is one token, so an answer has as many tokens as words and numbers, plus the end token. In a
+count a newline may follow every multiple of ``BREAK_AT`` except the last number; training examples break the line there
+with probability ``BREAK_RATE``. All such answers are right: greedy decoding breaks no line, samples at temperature 1
+differ in length by the lines they break.
 
 Invariant: ``question(prompt)`` is a pure function of the prompt text, so the reward needs no stored answer.
 """
@@ -26,14 +26,15 @@ SHORTEST: Final = 3
 BREAK_AT: Final = 5
 BREAK_RATE: Final = 0.15
 HELD_OUT_SHARE: Final = 0.1
+TRIES_A_LENGTH: Final = 40
 WORDS: Final = (
     "ant", "bee", "cat", "cow", "dog", "eel", "elk", "emu", "fox", "hen", "owl", "pig",
     "ram", "rat", "yak", "wolf", "bear", "crab", "deer", "duck", "frog", "goat", "hare", "lion",
 )  # fmt: skip
-PHRASES: Final = ("count", "from", "up", "down", "to", "repeat", "times", "user", "assistant", "system", *WORDS)
+PHRASES: Final = ("count", "from", "up", "down", "to", "repeat", "user", "assistant", "system", *WORDS)
 
 _COUNT = re.compile(r"count from (\d+) (up|down) to (\d+):")
-_REPEAT = re.compile(r"repeat ([a-z]+) (\d+) times:")
+_REPEAT = re.compile(r"repeat ([a-z]+) up to (\d+):")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Item:
     @property
     def may_break(self) -> bool:
         """Whether a newline may follow, if another item does."""
-        return self.number % BREAK_AT == 0
+        return self.word is None and self.number % BREAK_AT == 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def is_held_out(prompt: str) -> bool:
 def _draw_any(rng: random.Random, length: int) -> Question:
     kind = rng.choice(("up", "down", "repeat"))
     if kind == "repeat":
-        return question(f"repeat {rng.choice(WORDS)} {max(2, length // 2)} times:")
+        return question(f"repeat {rng.choice(WORDS)} up to {max(2, length // 2)}:")
     low = rng.randint(0, LARGEST - length + 1)
     high = low + length - 1
     first, last = (low, high) if kind == "up" else (high, low)
@@ -135,8 +136,10 @@ def draw(rng: random.Random, length: int, *, held_out: bool) -> Question:
         length: tokens of the answer without its end token, ``SHORTEST`` to ``LONGEST``.
         held_out: whether to draw from the held-out prompts or from those seen in training.
     """
+    attempt = 0
     while True:
-        drawn = _draw_any(rng, length)
+        slack = attempt // TRIES_A_LENGTH
+        drawn = _draw_any(rng, min(LONGEST, max(SHORTEST, length + rng.randint(-slack, slack))))
         if is_held_out(drawn.prompt) == held_out:
             return drawn
-        length = min(LONGEST, max(SHORTEST, length + rng.choice((-1, 0, 0, 1))))
+        attempt += 1

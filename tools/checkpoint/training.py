@@ -55,14 +55,16 @@ def _longest(done: float) -> int:
     Where to stop is learnt fastest from short answers, which have an end every few tokens; length comes after.
     """
     grown = min(1.0, max(0.0, (done - SHORT_UNTIL) / (FULL_FROM - SHORT_UNTIL)))
-    return round(FIRST_LONGEST * (LONGEST / FIRST_LONGEST) ** grown)
+    longest: float = FIRST_LONGEST * (LONGEST / FIRST_LONGEST) ** grown
+    return round(longest)
 
 
 def _draw_length(rng: random.Random, longest: int) -> int:
     """Tokens of the next answer: half of them evenly spread, half mostly short (log-uniform)."""
     if rng.random() < EVEN_SHARE:
         return rng.randint(SHORTEST, longest)
-    return round(SHORTEST * (longest / SHORTEST) ** rng.random())
+    length: float = SHORTEST * (longest / SHORTEST) ** rng.random()
+    return round(length)
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, asked: Question, rng: random.Random) -> tuple[list[int], int]:
