@@ -91,7 +91,7 @@ def checkpoint(given: Path | None) -> Path:
         return shipped[0].parent
     made = HERE.parent / "runs" / "checkpoint"
     if not (made / "config.json").exists():
-        title("Training a small checkpoint, once (a minute or two)")
+        title("Training a small checkpoint, once (a few minutes)")
         script = HERE.parent / "tools" / "make_checkpoint.py"
         subprocess.run([sys.executable, str(script), "--out", str(made)], check=True)
     return made
