@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from flexfloor.engine.devices.base import Device
-from flexfloor.errors import ProtocolError, TransitionError
+from flexfloor.errors import ProtocolError
 
 
 def storages_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -92,30 +92,17 @@ class Memory:
             raise ProtocolError("memory is still being released")
         if not self.released:
             return
-        weights, kv = self._collect()
+        weights, kv = self.weights(), self.kv()
         self._device.reclaim([*weights, *kv])
         with torch.inference_mode():
             for tensor in weights:
                 if self._poison:
                     fill_nan(tensor)
-            for tensor in kv:
-                tensor.untyped_storage().fill_(0) if tensor.device.type == "cpu" else tensor.zero_()
+            self._device.clear(kv)
         self.released = False
-
-    def _collect(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return self.weights(), self.kv()
 
 
 def fill_nan(tensor: torch.Tensor) -> None:
     """NaN into a floating tensor."""
     if tensor.is_floating_point():
         tensor.fill_(float("nan"))
-
-
-def within(seconds: float, done: Callable[[], bool], rank: int, phase: str) -> None:
-    """Wait until ``done``; TransitionError that names rank and phase after ``seconds``."""
-    end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            raise TransitionError(rank, phase, f"not done within {seconds} s")
-        time.sleep(0.001)

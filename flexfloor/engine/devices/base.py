@@ -155,5 +155,9 @@ class Device(ABC):
         """Back the tensors given to :meth:`release` with memory again, contents undefined."""
 
     @abstractmethod
+    def clear(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Zero the memory behind ``tensors`` (KV after :meth:`reclaim`)."""
+
+    @abstractmethod
     def memory_used(self) -> int:
         """Bytes this process holds on the device now."""

@@ -125,6 +125,11 @@ class CpuDevice(Device):
             if kept is not None:
                 storage.resize_(kept[1])
 
+    def clear(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The whole storage, also where a tensor is a view of a part of it."""
+        for tensor in tensors:
+            tensor.untyped_storage().fill_(0)
+
     def memory_used(self) -> int:
         """Resident pages that no file backs."""
         info = psutil.Process().memory_info()

@@ -193,6 +193,11 @@ class CudaDevice(Device):
         """Maps both pools again at their old addresses and rewrites the buffers that sleep saved."""
         self._worker.wake_up(None)
 
+    def clear(self, tensors: Sequence[torch.Tensor]) -> None:
+        """On the device."""
+        for tensor in tensors:
+            tensor.zero_()
+
     def memory_used(self) -> int:
         """Bytes in use on the device, by the driver (this rank is alone on it)."""
         free, total = torch.cuda.mem_get_info(self._at)
