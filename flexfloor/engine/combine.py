@@ -45,8 +45,8 @@ def apply(total: SumSlots = sum_slots) -> None:
     )
     from vllm.model_executor.layers.fused_moe.prepare_finalize.no_dp_ep import MoEPrepareAndFinalizeNoDPEPModular
 
-    MoEPrepareAndFinalizeNaiveDPEPModular.finalize = _finalize_group
-    MoEPrepareAndFinalizeNoDPEPModular.finalize = _finalize_alone
+    upstream.replace(MoEPrepareAndFinalizeNaiveDPEPModular, "finalize", _finalize_group)
+    upstream.replace(MoEPrepareAndFinalizeNoDPEPModular, "finalize", _finalize_alone)
 
 
 def _finalize_group(

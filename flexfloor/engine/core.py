@@ -91,7 +91,8 @@ class ElasticCore:
             time.sleep(GATE_PAUSE_S)
         scheduler = engine.scheduler
         had_step = session.step is not None
-        self._watch_preemptions()
+        if had_step:
+            self._watch_preemptions()
         outcome = session.sync(
             Local(
                 unfinished=scheduler.get_num_unfinished_requests() if unfinished else 0,

@@ -10,6 +10,7 @@ from typing import Any
 
 from flexfloor.engine.core import ElasticCore
 from flexfloor.engine.settings import EngineSettings
+from flexfloor.engine.upstream import replace
 from flexfloor.engine.worker import EXTENSION
 from flexfloor.errors import ProtocolError
 
@@ -75,10 +76,10 @@ def patch() -> None:
     def flexfloor_call(self: Any, name: str, text: str) -> str:
         return required(self).call(name, text)
 
-    DPEngineCoreProc.run_busy_loop = _run_busy_loop
-    DPEngineCoreProc._has_global_unfinished_reqs = _has_global_unfinished_reqs
-    DPEngineCoreProc._process_engine_step = _process_engine_step
-    DPEngineCoreProc.execute_dummy_batch = execute_dummy_batch
-    DPEngineCoreProc.add_request = _add_request
+    replace(DPEngineCoreProc, "run_busy_loop", _run_busy_loop)
+    replace(DPEngineCoreProc, "_has_global_unfinished_reqs", _has_global_unfinished_reqs)
+    replace(DPEngineCoreProc, "_process_engine_step", _process_engine_step)
+    replace(DPEngineCoreProc, "execute_dummy_batch", execute_dummy_batch)
+    replace(DPEngineCoreProc, "add_request", _add_request)
     DPEngineCoreProc.flexfloor_install = flexfloor_install
     DPEngineCoreProc.flexfloor_call = flexfloor_call

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flexfloor.engine import upstream
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.errors import RefusedError
 
@@ -25,7 +26,7 @@ def patch(settings: EngineSettings) -> None:
         for weight in (layer.w13_weight, layer.w2_weight):
             weight.data[num_experts:].fill_(float("nan") if settings.poison else 0.0)
 
-    UnquantizedFusedMoEMethod.create_weights = create_weights
+    upstream.replace(UnquantizedFusedMoEMethod, "create_weights", create_weights)
 
 
 def capacity_of(experts: int, settings: EngineSettings) -> int:

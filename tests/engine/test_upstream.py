@@ -1,8 +1,13 @@
 """Every symbol of vLLM that we rely on is there; one that is gone or changed is named, with the tested versions."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from flexfloor.engine import upstream
+from flexfloor.engine.settings import EngineSettings
 from flexfloor.errors import UpstreamChangedError
 
 ALL = (*upstream.COMMON, *upstream.CPU, *upstream.COMBINE, *upstream.DRIVER)
@@ -35,3 +40,22 @@ def test_an_untested_version_is_refused(monkeypatch):
     monkeypatch.setattr(vllm, "__version__", "0.31.0")
     with pytest.raises(UpstreamChangedError, match=r"0\.31\.0 was not tested"):
         upstream.check_version()
+
+
+PATCHED_THEN_CHECKED = """
+from flexfloor.engine import plugin, upstream
+plugin.register()
+from vllm.v1.engine.core import DPEngineCoreProc
+assert "flexfloor" in DPEngineCoreProc.run_busy_loop.__code__.co_filename
+upstream.check((*upstream.COMMON, *upstream.CPU, *upstream.COMBINE))
+"""
+
+
+def test_a_process_that_is_already_patched_passes_the_check(tmp_path):
+    settings = EngineSettings(
+        world_size=4, smallest_floor=1, combine="invariant", events_dir=str(tmp_path), board=str(tmp_path / "board")
+    )
+    environment = {**os.environ, **settings.export()}
+    command = [sys.executable, "-c", PATCHED_THEN_CHECKED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

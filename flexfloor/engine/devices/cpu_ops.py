@@ -25,11 +25,12 @@ def apply(combine: str) -> None:
     from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-    CpuCommunicator.all_gatherv = _all_gatherv
-    CpuCommunicator.reduce_scatterv = _reduce_scatterv
-    CPUUnquantizedExperts.apply = _invariant_experts if combine == "invariant" else _local_experts
+    upstream.replace(CpuCommunicator, "all_gatherv", _all_gatherv)
+    upstream.replace(CpuCommunicator, "reduce_scatterv", _reduce_scatterv)
+    experts = _invariant_experts if combine == "invariant" else _local_experts
+    upstream.replace(CPUUnquantizedExperts, "apply", experts)
     if combine == "invariant":
-        CPUUnquantizedExperts.workspace_shapes = _slot_shapes
+        upstream.replace(CPUUnquantizedExperts, "workspace_shapes", _slot_shapes)
         combine_mode.apply()
 
 

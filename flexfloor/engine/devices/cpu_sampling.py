@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from flexfloor.engine.upstream import replace
+
 
 class RewindingGenerator(torch.Generator):  # type: ignore[misc]
     """A CPU generator whose last sample can be taken back."""
@@ -53,4 +55,4 @@ def apply() -> None:
                 self.requests[batch.req_ids[int(index)]].generator = rewinding
         return sample(self, logits, spec_decode_metadata)
 
-    CPUModelRunner._sample = _sample
+    replace(CPUModelRunner, "_sample", _sample)

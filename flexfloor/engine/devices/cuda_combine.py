@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flexfloor.engine import combine
+from flexfloor.engine import combine, upstream
 
 BLOCK = 1024
 
@@ -31,8 +31,8 @@ def apply() -> None:
     def moe_sum(self: Any, input: torch.Tensor, output: torch.Tensor) -> None:  # noqa: A002
         output.view(input.shape).copy_(input)
 
-    TritonExperts.workspace_shapes = workspace_shapes
-    TritonExperts.moe_sum = moe_sum
+    upstream.replace(TritonExperts, "workspace_shapes", workspace_shapes)
+    upstream.replace(TritonExperts, "moe_sum", moe_sum)
     combine.apply(sum_slots)
 
 

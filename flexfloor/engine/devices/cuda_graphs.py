@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from flexfloor.engine.devices.base import Group
+from flexfloor.engine.upstream import replace
 from flexfloor.errors import ProtocolError
 
 
@@ -213,8 +214,8 @@ class StepCounter:
             finally:
                 self._dummy = False
 
-        CUDAGraphWrapper.__call__ = _call
-        GPUModelRunner._dummy_run = _dummy_run
+        replace(CUDAGraphWrapper, "__call__", _call)
+        replace(GPUModelRunner, "_dummy_run", _dummy_run)
 
 
 def longest_query(metadata: Any) -> int:
