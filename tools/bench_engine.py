@@ -1,12 +1,14 @@
 """What the elastic engine costs and gives back, measured on real vLLM engines in one run.
 
 1. Overhead without a plan: four stock engines and four with FlexFloor's hooks stand side by side and run the same
-   requests in turn (stock, ours, ours, stock, ...); the figure is the ratio of throughputs, pair by pair. Stock on CPU
+   requests in turn (stock, ours, ours, stock, ...); the figure is the ratio of throughputs, pair by pair, with the 95 %
+   interval of its median, and beside it the ratio of the CPU seconds that the engine processes spent on a token, which
+   other load on the machine moves less. Stock against stock (neighbouring pairs) shows what is noise. Stock on CPU
    means stock vLLM plus what it lacks to run EP there at all (engine/devices/cpu_ops.py), on both sides.
 2. Transitions: rollouts that shrink 4 -> 2 -> 1 and restore; time by part (median, max) and bytes given back, from the
    event log.
 
-Usage: python tools/bench_engine.py --model recipes/data/tiny-moe [--pairs 8] [--rollouts 12] [--json out.json]
+Usage: python tools/bench_engine.py --model recipes/data/tiny-moe [--pairs 24] [--rollouts 12] [--json out.json]
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from math import comb
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from flexfloor.config import config_from_mapping
@@ -31,7 +36,7 @@ from flexfloor.driver.orders import Request, Sampling
 from flexfloor.driver.spec import ServerSpec
 
 RANKS = 4
-BUSY = [[96] * 6] * RANKS
+BUSY = [[48] * 6] * RANKS
 SKEWED = [[80, 20], [10, 8], [40, 12], [9, 10]]
 
 
@@ -67,8 +72,42 @@ async def drain(queue: Any) -> int:
             return tokens
 
 
-async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]]) -> float:
-    """All requests at once; tokens per second."""
+class Arm(NamedTuple):
+    """One set of four engines and the processes that it runs in."""
+
+    engines: Engines
+    processes: list[psutil.Process]
+
+    @classmethod
+    def start(cls, made: ServerSpec) -> Arm:
+        """Start the engines of ``made``."""
+        before = {process.pid for process in psutil.Process().children(recursive=True)}
+        os.environ.update(made.environment())
+        engines = Engines.start(made)
+        after = psutil.Process().children(recursive=True)
+        return cls(engines, [process for process in after if process.pid not in before])
+
+    def cpu_seconds(self) -> float:
+        """CPU seconds, user and system, of the engine processes so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
+
+
+class Speed(NamedTuple):
+    """Of one rollout."""
+
+    tokens_per_s: float
+    cpu_s_per_token: float
+
+
+async def measured(arm: Arm, name: str) -> Speed:
+    """The busy rollout on one arm."""
+    before = arm.cpu_seconds()
+    tokens, seconds = await rollout(arm.engines, name, BUSY)
+    return Speed(tokens / seconds, (arm.cpu_seconds() - before) / tokens)
+
+
+async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]]) -> tuple[int, float]:
+    """All requests at once; tokens and seconds."""
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     began = time.perf_counter()
     queues = [
@@ -79,21 +118,45 @@ async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]])
         for i, n in enumerate(row)
     ]
     tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
-    return tokens / (time.perf_counter() - began)
+    return tokens, time.perf_counter() - began
 
 
-async def overhead(stock: Engines, ours: Engines, pairs: int) -> dict[str, Any]:
+async def overhead(stock: Arm, ours: Arm, pairs: int) -> dict[str, Any]:
     """Ratios ours / stock of neighbouring runs, order alternating."""
-    await rollout(stock, "warm", BUSY)
-    await rollout(ours, "warm", BUSY)
-    ratios = []
-    for pair in range(pairs):
+    await measured(stock, "warm")
+    await measured(ours, "warm")
+    found: dict[str, list[Speed]] = {"stock": [], "ours": []}
+    for pair in track(range(pairs), description="pairs"):
         order = [("stock", stock), ("ours", ours)]
-        speed = {}
-        for label, engines in order if pair % 2 else reversed(order):
-            speed[label] = await rollout(engines, f"{label}{pair}", BUSY)
-        ratios.append(speed["ours"] / speed["stock"])
-    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "ratios": ratios}
+        for label, arm in order if pair % 2 else reversed(order):
+            found[label].append(await measured(arm, f"{label}{pair}"))
+    arms = list(zip(found["ours"], found["stock"], strict=True))
+    # Odd pairs end with ours, even ones with stock: a stock run that ends a pair stands beside the next one's first.
+    neighbours = list(zip(found["stock"][::2], found["stock"][1::2], strict=False))
+    return {
+        "throughput": interval([a.tokens_per_s / b.tokens_per_s for a, b in arms]),
+        "cpu_per_token": interval([a.cpu_s_per_token / b.cpu_s_per_token for a, b in arms]),
+        "noise": interval([a.tokens_per_s / b.tokens_per_s for a, b in neighbours]),
+        "cpu_noise": interval([a.cpu_s_per_token / b.cpu_s_per_token for a, b in neighbours]),
+    }
+
+
+def interval(ratios: Sequence[float]) -> dict[str, Any]:
+    """Median and its 95 % interval from order statistics (binomial), with all values."""
+    ordered, n = sorted(ratios), len(ratios)
+    below = 0.0
+    lowest = 0
+    for k in range(n):
+        below += comb(n, k) / 2**n
+        if below > 0.025:
+            lowest = k
+            break
+    return {
+        "median": statistics.median(ordered),
+        "low": ordered[max(0, lowest - 1)],
+        "high": ordered[min(n - 1, n - lowest)],
+        "ratios": list(ratios),
+    }
 
 
 async def transitions(ours: Engines, folder: Path, rollouts: int) -> dict[str, Any]:
@@ -148,11 +211,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def show(result: dict[str, Any]) -> None:
     """The figures as tables."""
     console = Console()
-    ratio = result["overhead"]
-    console.print(
-        f"throughput without a plan, ours / stock: median {ratio['median']:.4f} "
-        f"(min {ratio['min']:.4f}, max {ratio['max']:.4f}, {len(ratio['ratios'])} pairs)"
-    )
+    table = Table("ours / stock, no plan", "median", "95 % interval", "pairs", title="overhead")
+    names = {
+        "throughput": "tokens per second",
+        "cpu_per_token": "CPU seconds a token",
+        "noise": "stock / stock, tokens per second",
+        "cpu_noise": "stock / stock, CPU seconds a token",
+    }
+    for key, name in names.items():
+        ratio = result["overhead"][key]
+        table.add_row(
+            name, f"{ratio['median']:.4f}", f"{ratio['low']:.4f} to {ratio['high']:.4f}", str(len(ratio["ratios"]))
+        )
+    console.print(table)
     for name, parts in result["transitions"].items():
         table = Table("part", "median", "max", "n", title=name)
         scale, unit = (2**20, "MiB") if name == "released_bytes" else (1e-3, "ms")
@@ -166,7 +237,7 @@ async def main() -> None:
     """Run both measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--rollouts", type=int, default=12)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -174,16 +245,15 @@ async def main() -> None:
         arms = {}
         for label in ("stock", "ours"):
             made = spec(options.model, Path(folder) / label, stock=label == "stock")
-            os.environ.update(made.environment())
-            arms[label] = Engines.start(made)
+            arms[label] = Arm.start(made)
         try:
             result = {
                 "overhead": await overhead(arms["stock"], arms["ours"], options.pairs),
-                "transitions": await transitions(arms["ours"], Path(folder) / "ours", options.rollouts),
+                "transitions": await transitions(arms["ours"].engines, Path(folder) / "ours", options.rollouts),
             }
         finally:
-            for engines in arms.values():
-                engines.shut_down()
+            for arm in arms.values():
+                arm.engines.shut_down()
     show(result)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
