@@ -75,6 +75,7 @@ class StepOrder:
         seed: seed written with the events.
         gate: no rank steps before all requests have arrived everywhere.
         end: ``full`` or ``topology``, what the restore after generation brings back.
+        timed: whether responses say when each of their tokens arrived.
     """
 
     digest: str
@@ -89,6 +90,7 @@ class StepOrder:
     seed: int = 0
     gate: bool = True
     end: str = "full"
+    timed: bool = False
 
     @property
     def expected(self) -> list[int]:
@@ -126,6 +128,7 @@ class Response:
         finish_reason: ``stop`` or ``length``.
         num_preempted: preemptions it suffered.
         prompt_tokens: length of the prompt, tokens.
+        times: when each token reached the server (seconds, the event log's clock); empty where the order is not timed.
     """
 
     request: Request
@@ -135,6 +138,7 @@ class Response:
     finish_reason: str
     num_preempted: int
     prompt_tokens: int
+    times: tuple[float, ...] = ()
 
     @property
     def stopped_by_cap(self) -> bool:

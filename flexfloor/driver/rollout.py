@@ -158,19 +158,32 @@ def _run_step(
     events: EventWriter,
     observe: Callable[[Progress], None],
 ) -> StepResult:
+    began = time.monotonic()
+    responses = logged_step(order, server, events, observe)
+    tokens = sum(len(response.token_ids) for response in responses)
+    seconds = time.monotonic() - began
+    run_dir.finish_step(order.epoch, order.step, responses)
+    preemptions = sum(response.num_preempted for response in responses)
+    return StepResult(order.step, len(responses), tokens, seconds, preemptions, order.ladder)
+
+
+def logged_step(
+    order: StepOrder, server: Server, events: EventWriter, observe: Callable[[Progress], None]
+) -> list[Response]:
+    """Runs one step on a server, between the driver's ``rollout_start`` and ``rollout_end``.
+
+    Raises:
+        EngineLostError, TransitionError, RefusedError: see `Server.run_step`.
+    """
     world = order.ladder[0]
     events.set_step(order.epoch, order.step, order.seed)
-    began = time.monotonic()
     events.emit("rollout_start", world_size=world)
     responses = server.run_step(order, observe)
     tokens = sum(len(response.token_ids) for response in responses)
     events.emit(
         "rollout_end", response_tokens=tokens, world_size=world, responses=len(responses), cap_hits=_hits(responses)
     )
-    seconds = time.monotonic() - began
-    run_dir.finish_step(order.epoch, order.step, responses)
-    preemptions = sum(response.num_preempted for response in responses)
-    return StepResult(order.step, len(responses), tokens, seconds, preemptions, order.ladder)
+    return responses
 
 
 def _hits(responses: list[Response]) -> dict[str, int]:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import time
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
@@ -175,11 +176,15 @@ class RolloutServer:
     async def _receive(self, request: Request, rank: int, queue: Any) -> Response:
         tokens: list[int] = []
         logprobs: list[float] = []
+        times: list[float] = []
+        timed = self._order is not None and self._order.timed
         while True:
             output = queue.get_nowait() or await queue.get()
             part = output.outputs[0]
             tokens.extend(part.token_ids)
             self._tokens += len(part.token_ids)
+            if timed:
+                times.extend([time.time()] * len(part.token_ids))
             if part.logprobs:
                 logprobs.extend(d[t].logprob for d, t in zip(part.logprobs, part.token_ids, strict=True))
             if output.finished:
@@ -194,6 +199,7 @@ class RolloutServer:
             finish_reason=str(part.finish_reason),
             num_preempted=int(getattr(output.metrics, "num_preemptions", 0)),
             prompt_tokens=len(output.prompt_token_ids or ()),
+            times=tuple(times),
         )
 
     def route(self, planned: int) -> int:

@@ -130,7 +130,7 @@ def calibrate(run_dir: str | Path) -> Calibration:
     relative = [abs(e) / i.seconds for i, e in zip(intervals, errors, strict=True) if i.seconds > 0]
     return Calibration(
         table,
-        _transitions(steps, config, table, start, notes).model_copy(update={"load": load}),
+        transition_costs(steps, config, table, start, notes).model_copy(update={"load": load}),
         tuple(knots),
         len(intervals),
         unknowns,
@@ -231,10 +231,18 @@ def _counted(size: int, batches: Floats) -> dict[tuple[int, float], int]:
     return {(size, value): count for value, count in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
-def _transitions(
+def transition_costs(
     steps: Sequence[StepLog], config: FlexFloorConfig, table: StepTimes, start: float, notes: list[str]
 ) -> Costs:
-    """Medians of what the log says of shrinks, sleeps, restores and the end of a step."""
+    """Medians of what a log says of shrinks, sleeps, restores and the end of a step.
+
+    Args:
+        steps: the steps of the log.
+        config: the run's configuration.
+        table: its step times: what the first step in a new world takes beyond them is a cost.
+        start: seconds from rollout_start to the first step.
+        notes: what the log does not tell is added here.
+    """
     parts: dict[str, list[float]] = defaultdict(list)
     rest: dict[str, list[float]] = defaultdict(list)
     for step in steps:
