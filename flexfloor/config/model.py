@@ -29,6 +29,7 @@ from flexfloor.config.sections import (
     SolverConfig,
     TailGuardConfig,
 )
+from flexfloor.exchange import Hardware, refused
 from flexfloor.plan import Method, Residency, canonical_json
 
 ADMISSION_METHODS: tuple[Method, ...] = ("fixed", "minskew", "flex")
@@ -63,6 +64,7 @@ class FlexFloorConfig(Section):
         fixed_floor: floor of method ``fixed``.
         rank_order: physical ranks in the order they leave; None is 0, 1, 2 and so on.
         num_experts: experts of a layer; every floor must divide it when given.
+        hardware: device generation whose operators limit the EP sizes (``ascend-a2``, ``ascend-a3``); None: none does.
     """
 
     world_size: Count
@@ -81,6 +83,7 @@ class FlexFloorConfig(Section):
     fixed_floor: Count | None = None
     rank_order: tuple[Natural, ...] | None = None
     num_experts: Count | None = None
+    hardware: Hardware | None = None
     solver: Annotated[SolverConfig, BeforeValidator(_named_solver)] = SolverConfig()
     history: HistoryConfig = HistoryConfig()
     engine: EngineConfig = EngineConfig()
@@ -103,6 +106,7 @@ class FlexFloorConfig(Section):
                     yield ContradictionError(f"floors.{residency}", what)
         if self.num_experts is not None and self.num_experts % self.world_size:
             yield ContradictionError("world_size", f"must divide num_experts {self.num_experts}")
+        yield from self._exchange_contradictions()
         if self.method == "fixed" and self.fixed_floor is None:
             yield ContradictionError("fixed_floor", "method 'fixed' needs it; name one of `floors`")
         if self.fixed_floor is not None and self.fixed_floor not in self.admissible_sizes:
@@ -116,6 +120,18 @@ class FlexFloorConfig(Section):
         if limit is not None and limit != self.tail_guard.l_max:
             what = f"is {limit}, but tail_guard.l_max is {self.tail_guard.l_max}; make them equal or leave it out"
             yield ContradictionError("rollout.max_tokens", what)
+
+    def _exchange_contradictions(self) -> Iterator[ContradictionError]:
+        if self.hardware is None:
+            return
+        if self.num_experts is None:
+            yield ContradictionError("num_experts", f"is missing, but hardware is {self.hardware}; name it")
+            return
+        for size in self.admissible_sizes:
+            reason = refused(self.hardware, size, self.num_experts)
+            if reason is not None:
+                field = "world_size" if size == self.world_size else f"floors.{self.residency}"
+                yield ContradictionError(field, f"{reason}; choose another size")
 
     @property
     def admissible_sizes(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from flexfloor import exchange
 from flexfloor.config import FlexFloorConfig
 from flexfloor.config.sections import TransitionsConfig
 from flexfloor.errors import InputError
@@ -159,6 +160,8 @@ class RateModel:
                 "remove these floors, or set rate.extrapolate: true"
             )
             raise InputError(what, file=rate.table, field="ep")
+        for size in missing:
+            self._refuse_other_exchange(config, size)
         self._curves = {
             size: self._table.curve(size, extrapolate=rate.extrapolate, experts=config.num_experts)
             for size in self.sizes
@@ -171,6 +174,17 @@ class RateModel:
                 f"configuration starts with {batch} responses; measure it or set rate.extrapolate: true"
             )
             raise InputError(what, file=rate.table, field="batch_per_rank")
+
+    def _refuse_other_exchange(self, config: FlexFloorConfig, size: int) -> None:
+        """No step time is guessed from worlds that exchange tokens in another way."""
+        if config.hardware is None or config.num_experts is None:
+            return
+        known = self._table.sizes
+        below, above = [s for s in known if s < size][-1:], [s for s in known if s > size][:1]
+        near = [*below, *above] if below and above else below or above
+        if not exchange.same(config.hardware, config.num_experts, [size, *near]):
+            what = f"has no step times for EP {size}, which exchanges tokens in another way than EP {_listed(near)}"
+            raise InputError(f"{what} on {config.hardware}; measure them", file=config.rate.table, field="ep")
 
     @property
     def decides(self) -> bool:

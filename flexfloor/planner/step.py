@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from flexfloor import exchange
 from flexfloor.config import ADMISSION_METHODS, FlexFloorConfig
 from flexfloor.plan import PredictedStep, StepPlan
 from flexfloor.planner.admission import group_need
@@ -73,6 +74,9 @@ class StepPlanner:
             responses=config.responses_per_prompt,
         )
         self._rate = RateModel(config) if config.rate.is_on else None
+        self._exchanges: tuple[str, ...] = ()
+        if config.hardware is not None and config.num_experts is not None:
+            self._exchanges = exchange.notes(config.hardware, config.num_experts, config.admissible_sizes)
 
     def plan(self, prompts: Sequence[Prompt]) -> PlannedStep:
         """Plans one step, whole.
@@ -88,7 +92,7 @@ class StepPlanner:
         else:
             ordered, excluded = tuple(sorted(prompts, key=lambda p: p.sort_key)), self._excluded(blind=blind)
             grouping, reasons = self._grouping(demand, prompt, blind=blind)
-            notes += reasons
+            notes += reasons + self._exchanges
         if self._rate is None or blind:
             return PlannedStep(ordered, demand, cap, grouping, excluded, notes)
         predicted = self._rate.predict(demand, grouping, prompt)
