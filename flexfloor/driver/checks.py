@@ -50,6 +50,7 @@ class ModelFacts:
         experts: routed experts of a layer; 0 for a dense model.
         quantised: whether weights are stored quantised.
         positions: longest sequence, tokens; None when not said.
+        vocabulary: token ids of the model; None when not said.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class ModelFacts:
     experts: int
     quantised: bool
     positions: int | None
+    vocabulary: int | None = None
 
     @classmethod
     def read(cls, model: str | Path) -> ModelFacts:
@@ -79,13 +81,14 @@ class ModelFacts:
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             raise InputError("is missing; name a whole checkpoint", file=file, field="architectures")
         experts = next((data[key] for key in _EXPERT_KEYS if isinstance(data.get(key), int)), 0)
-        positions = data.get("max_position_embeddings")
+        positions, vocabulary = (data.get(key) for key in ("max_position_embeddings", "vocab_size"))
         return cls(
             folder,
             names[0],
             experts,
             bool(data.get("quantization_config")),
             positions if isinstance(positions, int) else None,
+            vocabulary if isinstance(vocabulary, int) else None,
         )
 
 
