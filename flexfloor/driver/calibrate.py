@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from flexfloor.ledger.windows import StepLog, split_windows
 from flexfloor.simulate.calibrate import transition_costs
 from flexfloor.simulate.costs import Costs, save_costs
 from flexfloor.step_times import StepTimes
+
+RUN = "calibration"
 
 Started = Callable[[int], tuple[Server, list[dict[str, Any]]]]
 """Starts engines with expert rows for a floor; the server and each rank's status."""
@@ -100,38 +102,85 @@ def measure(
         InputError: no point of the grid can be measured on these engines.
         EngineLostError, TransitionError, RefusedError: see `Server.run_step`.
     """
-    notes: list[str] = []
-    room = Room.of(config, kv_tokens(statuses), model.positions, model.vocabulary)
-    wanted = points(config, grid, room, notes)
-    if not any(point.kind == "decode" for point in wanted):
-        raise InputError(notes[0] if notes else "no batch to measure", field="batches")
-    visits = [*wanted, *rounds(wanted, grid)]
-    watcher.planned(len(visits))
-    answers: dict[int, list[Response]] = {}
-    events = EventWriter(events_dir / "driver.jsonl", run="calibration")
-    try:
-        for index, point in enumerate(visits):
-            order = order_of(point, index, config, grid, room, str(events_dir))
-            responses = logged_step(order, server, events, watcher.observe)
-            if index >= len(wanted):  # the first visit of each point warms it up: kernels, groups, graphs
-                answers[index] = responses
-            watcher.measured(point)
-    finally:
-        events.close()
-    log: dict[int | None, list[Event]] = defaultdict(list)
-    for event in read_events(events_dir.parent).events:
-        log[event.step].append(event)
-    findings = Findings()
-    for index, responses in answers.items():
-        _note(findings, visits[index], config.world_size, responses, log[index])
-    lost = sorted({p for p in wanted if p.kind != "prefill" and not findings.seconds.get(p)})
-    notes += [
-        f"EP {p.ep}, batch {p.batch} ({p.kind}): too few steps fell into the window; raise --tokens" for p in lost
-    ]
-    if not findings.measured("decode"):
-        raise InputError("too few steps to measure any point; raise it", field="tokens")
-    steps = split_windows(event for own in log.values() for event in own).steps
-    return _concluded(findings, config, grid, room, steps, notes)
+    campaign = Campaign(server, statuses, config, model, grid, events_dir, watcher)
+    watcher.planned(len(campaign.wanted) * (1 + grid.rounds))
+    campaign.warm_up()
+    for _ in range(grid.rounds):
+        campaign.round()
+    return campaign.conclude()
+
+
+class Campaign:
+    """A calibration round by round, for callers that do other work in between. See `measure` for the arguments.
+
+    Raises:
+        InputError: no point of the grid can be measured on these engines.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        statuses: list[dict[str, Any]],
+        config: FlexFloorConfig,
+        model: ModelFacts,
+        grid: Grid,
+        events_dir: Path,
+        watcher: Watcher,
+    ) -> None:
+        self._server, self._config, self._grid, self._watcher = server, config, grid, watcher
+        self._notes: list[str] = []
+        self._room = Room.of(config, kv_tokens(statuses), model.positions, model.vocabulary)
+        self.wanted = points(config, grid, self._room, self._notes)
+        if not any(point.kind == "decode" for point in self.wanted):
+            raise InputError(self._notes[0] if self._notes else "no batch to measure", field="batches")
+        self._rounds = rounds(self.wanted, grid)
+        self._events_dir = events_dir
+        self._visited: list[Point] = []
+        self._answers: dict[int, list[Response]] = {}
+
+    def warm_up(self) -> None:
+        """Visits every point once and forgets the answers: kernels, groups and graphs are made at the first visit."""
+        self._visit(self.wanted, keep=False)
+
+    def round(self) -> None:
+        """Visits every point once."""
+        self._visit(next(self._rounds), keep=True)
+
+    def _visit(self, order: Sequence[Point], *, keep: bool) -> None:
+        events = EventWriter(self._events_dir / "driver.jsonl", run=RUN)
+        try:
+            for point in order:
+                index = len(self._visited)
+                step = order_of(point, index, self._config, self._grid, self._room, str(self._events_dir))
+                responses = logged_step(step, self._server, events, self._watcher.observe)
+                self._visited.append(point)
+                if keep:
+                    self._answers[index] = responses
+                self._watcher.measured(point)
+        finally:
+            events.close()
+
+    def conclude(self) -> Calibrated:
+        """Tables and costs from all rounds so far.
+
+        Raises:
+            InputError: no point has an answer.
+        """
+        notes, config = list(self._notes), self._config
+        log: dict[int | None, list[Event]] = defaultdict(list)
+        for event in read_events(self._events_dir.parent).events:
+            log[event.step].append(event)
+        findings = Findings()
+        for index, responses in self._answers.items():
+            _note(findings, self._visited[index], config.world_size, responses, log[index])
+        lost = sorted({p for p in self.wanted if p.kind != "prefill" and not findings.seconds.get(p)})
+        notes += [
+            f"EP {p.ep}, batch {p.batch} ({p.kind}): too few steps fell into the window; raise --tokens" for p in lost
+        ]
+        if not findings.measured("decode"):
+            raise InputError("too few steps to measure any point; raise it", field="tokens")
+        steps = split_windows(event for index in self._answers for event in log[index]).steps
+        return _concluded(findings, config, self._grid, self._room, steps, notes)
 
 
 def _note(findings: Findings, point: Point, world_size: int, responses: list[Response], log: list[Event]) -> None:
@@ -155,7 +204,7 @@ def _concluded(
     load = findings.load()
     table = findings.table(load, grid, room, "calibration")
     rate, start = findings.prefill(table, config.world_size)
-    costs = transition_costs(_warm(steps, grid), config, table, start, notes)
+    costs = transition_costs(steps, config, table, start, notes)
     if rate is None:
         notes.append("prefill was not seen to take time; later prefills are free in costs.yaml")
     changed: dict[str, Any] = {
@@ -170,11 +219,6 @@ def _concluded(
         f"{max(spreads) - 1:.0%}, {statistics.median(spreads) - 1:.0%} at the median point"
     )
     return Calibrated(table, costs.model_copy(update=changed), {}, findings, tuple(dict.fromkeys(notes)))
-
-
-def _warm(steps: list[StepLog], grid: Grid) -> list[StepLog]:
-    """Without the round that warms up."""
-    return sorted(steps, key=lambda step: step.start)[len(steps) // (grid.rounds + 1) :]
 
 
 def save(found: Calibrated, out: Path, residency: str, model: str) -> list[Path]:
@@ -213,4 +257,15 @@ def evidence(found: Calibrated) -> dict[str, Any]:
     }
 
 
-__all__ = ["Calibrated", "Grid", "Observer", "Watcher", "capacities", "evidence", "kv_tokens", "measure", "save"]
+__all__ = [
+    "Calibrated",
+    "Campaign",
+    "Grid",
+    "Observer",
+    "Watcher",
+    "capacities",
+    "evidence",
+    "kv_tokens",
+    "measure",
+    "save",
+]

@@ -140,11 +140,11 @@ def points(config: FlexFloorConfig, grid: Grid, room: Room, notes: list[str]) ->
     return kept
 
 
-def rounds(wanted: Sequence[Point], grid: Grid) -> Iterator[Point]:
-    """All points, once a round, each round in another order (the same for the same seed)."""
+def rounds(wanted: Sequence[Point], grid: Grid) -> Iterator[list[Point]]:
+    """Without end: all points, each round in another order (the same for the same seed)."""
     order = random.Random(grid.seed)
-    for _ in range(grid.rounds):
-        yield from order.sample(wanted, len(wanted))
+    while True:
+        yield order.sample(wanted, len(wanted))
 
 
 def order_of(point: Point, index: int, config: FlexFloorConfig, grid: Grid, room: Room, events_dir: str) -> StepOrder:
