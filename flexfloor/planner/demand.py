@@ -76,6 +76,10 @@ class KvRules:
 
     def expected_lengths(self, prompts: Sequence[Prompt]) -> IntArray:
         """Expected response lengths in tokens, shape (prompts, n), each row descending."""
+        if prompts and all(len(p.lengths) == self.responses for p in prompts):
+            rows = -np.array([p.lengths for p in prompts], dtype=np.int64)
+            rows.sort(axis=1)
+            return -rows
         lengths = np.array([resample(p.lengths, self.responses) for p in prompts], dtype=np.int64)
         return lengths.reshape(len(prompts), self.responses)
 

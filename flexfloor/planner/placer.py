@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from flexfloor.config import SolverConfig
-from flexfloor.planner.admission import column_needs, column_peaks, group_need
+from flexfloor.planner.admission import column_needs, column_peaks, fits_in, group_need
 from flexfloor.planner.coverage import PairCover
 from flexfloor.planner.demand import Demand, IntArray
 from flexfloor.planner.layout import contiguous_groups
@@ -97,6 +97,21 @@ class Placer:
         return meets(self._demand, groups, quotas) and all(
             group_need(self._demand, group) <= capacity for group in groups
         )
+
+    def fits_at(self, capacity: int) -> bool:
+        """Whether a KV-safe grouping is found at all."""
+        count = len(self._demand)
+        if count <= self._world_size:
+            return self.admits(self._alone(), capacity)
+        if not fits_in(self._demand, slice(0, count), self._world_size, capacity):
+            return False
+        needed = self.ranks_needed(capacity)
+        if needed is not None and needed[count] > self._world_size:
+            return False
+        if self.pack(Ladder((self._world_size,)), capacity) is not None:
+            return True
+        partly = self.is_exact or needed is not None
+        return partly and self._model(capacity, RELEASE_AWARE)[1].solve([], any_cost=True).found
 
     def ranks_needed(self, capacity: int) -> IntArray | None:
         """Least ranks that hold the k longest prompts, by k; None where only coarser bounds are known."""

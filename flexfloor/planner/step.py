@@ -14,6 +14,7 @@ from flexfloor.planner.buckets import choose_buckets, expected_trace
 from flexfloor.planner.demand import MICRO, Demand, KvRules, Prompt, build_demand, to_tokens
 from flexfloor.planner.grouping import Grouping, StepGrouper
 from flexfloor.planner.layout import contiguous_groups
+from flexfloor.planner.placer import Placer
 from flexfloor.planner.rate import Prediction, RateModel
 from flexfloor.planner.roles import assign_ranks
 from flexfloor.planner.schedule import Ladder
@@ -67,7 +68,7 @@ class StepPlanner:
 
     def __init__(self, config: FlexFloorConfig, rho: float | None) -> None:
         self.config, self._rho = config, rho
-        self._rules = KvRules(
+        self.rules = KvRules(
             mu=Fraction(config.mu),
             block_tokens=config.kv.block_tokens,
             prompt_sharing=config.kv.prompt_sharing,
@@ -84,7 +85,8 @@ class StepPlanner:
         Args:
             prompts: its prompts in layout order, at least one.
         """
-        cap, demand, notes = self._cap(prompts), self.demand(prompts), _notes(prompts)
+        cap, demand = self._cap(max(p.tail for p in prompts)), self.demand(prompts)
+        notes = _notes(prompts)
         blind = any(not p.predicted for p in prompts)
         prompt = sum(p.prompt_tokens for p in prompts) / len(prompts)
         if self.config.method not in ADMISSION_METHODS:
@@ -100,14 +102,37 @@ class StepPlanner:
 
     def demand(self, prompts: Sequence[Prompt]) -> Demand:
         """What the prompts of a step ask under its cap."""
-        cap = self._cap(prompts)
-        limit = cap if cap is not None else self.config.tail_guard.l_max
-        return build_demand(prompts, limit, self._rules, in_order=self.config.method not in ADMISSION_METHODS)
+        limit = self.limit(max(p.tail for p in prompts))
+        return build_demand(prompts, limit, self.rules, in_order=self.config.method not in ADMISSION_METHODS)
 
-    def _cap(self, prompts: Sequence[Prompt]) -> int | None:
+    def limit(self, longest: int) -> int:
+        """Response limit in tokens of a step whose largest predicted tail is ``longest`` (micro-tokens)."""
+        cap = self._cap(longest)
+        return cap if cap is not None else self.config.tail_guard.l_max
+
+    def tail(self, prompts: Sequence[Prompt]) -> int:
+        """Step tail of these prompts, micro-tokens."""
+        longest = max(p.tail for p in prompts)
+        return min(longest, self.limit(longest) * MICRO)
+
+    @property
+    def capacities(self) -> list[int]:
+        """KV tokens a rank of the floors that a step may take."""
+        config, sizes = self.config, set(self.config.admissible_sizes)
+        if config.method == "fixed":
+            sizes = {config.world_size, config.fixed_floor or config.world_size}
+        return [tokens for size, tokens in config.capacity.items() if size in sizes]
+
+    def admits(self, prompts: Sequence[Prompt]) -> bool:
+        """Whether a KV-safe grouping at any floor is found; `plan` finds one too then."""
+        demand = self.demand(prompts)
+        placer = Placer(demand, self.config.world_size, self.config.solver)
+        return placer.fits_at(max(self.capacities, default=0))
+
+    def _cap(self, longest: int) -> int | None:
         if self.config.method not in GUARDED_METHODS:
             return None
-        return step_cap(max(p.tail for p in prompts), self._rho, self.config.tail_guard)
+        return step_cap(longest, self._rho, self.config.tail_guard)
 
     def _grouping(self, demand: Demand, prompt: float, *, blind: bool) -> tuple[Grouping, tuple[str, ...]]:
         config = self.config
