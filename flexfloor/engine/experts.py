@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,17 @@ from flexfloor.errors import RefusedError
 ROW_PARAMETERS = ("w13_weight", "w2_weight")
 
 
+def parameters(layer: Any) -> list[torch.Tensor]:
+    """The row tensors of a layer that keeps all its rows in its parameters."""
+    return [getattr(layer.routed_experts, name).data for name in ROW_PARAMETERS]
+
+
 class ExpertRows:
     """Weights and maps of the MoE layers.
 
     Args:
         model: the loaded model.
+        stored: the tensors with all rows of a layer, spare ones too.
 
     Attributes:
         experts: logical experts E of a layer.
@@ -25,9 +31,10 @@ class ExpertRows:
         row_bytes: bytes of one expert over all layers.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, stored: Callable[[Any], list[torch.Tensor]] = parameters) -> None:
         from vllm.utils import is_moe_layer
 
+        self._weights = stored
         self.layers: list[Any] = [module for module in model.modules() if is_moe_layer(module)]
         if not self.layers:
             raise RefusedError("the model has no MoE layers", remedy="elastic EP needs a mixture-of-experts model")
@@ -42,17 +49,17 @@ class ExpertRows:
                     f"expert parameters {extra} are not supported", remedy="use an unquantised MoE without biases"
                 )
 
-    @staticmethod
-    def _weights(layer: Any) -> list[torch.nn.Parameter]:
-        return [getattr(layer.routed_experts, name) for name in ROW_PARAMETERS]
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors with all rows, layer by layer."""
+        return [weight for layer in self.layers for weight in self._weights(layer)]
 
     def row(self, index: int) -> list[torch.Tensor]:
         """Views of one row in every layer, in a fixed order."""
-        return [weight.data[index] for layer in self.layers for weight in self._weights(layer)]
+        return [weight[index] for weight in self.tensors()]
 
     def run(self, first: int, count: int) -> list[torch.Tensor]:
         """Views of ``count`` rows from ``first`` on, in the order of :meth:`row`."""
-        return [weight.data[first : first + count] for layer in self.layers for weight in self._weights(layer)]
+        return [weight[first : first + count] for weight in self.tensors()]
 
     def traffic(self, moves: Sequence[Move], rank: int) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
         """(sends, receives) of ``rank``: peer -> tensors, in the order both sides use.

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from flexfloor.engine.devices.base import Device
 from flexfloor.errors import ProtocolError
+
+
+def flat(tensors: Any) -> Iterator[torch.Tensor]:
+    """The tensors of nested sequences: a layer's KV is one tensor, or a pair of keys and values."""
+    for part in tensors:
+        if isinstance(part, torch.Tensor):
+            yield part
+        else:
+            yield from flat(part)
 
 
 def storages_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -46,7 +55,7 @@ class Memory:
 
     def kv(self) -> list[torch.Tensor]:
         """The KV cache tensors."""
-        return storages_of(list(self._runner.kv_caches))
+        return storages_of(list(flat(self._runner.kv_caches)))
 
     def start_release(self) -> None:
         """Begin to release weights and KV in a thread of its own; idempotent."""

@@ -1,8 +1,7 @@
 """The worker side of a transition on a live vLLM worker.
 
-Order of a switch (measured on vLLM 0.30): coordinators, DP size and rank, expert maps, MoE
-parallel configuration, dispatch/combine objects. Scheduler, KV cache, block tables and
-sampler are never touched.
+What a switch changes is in :mod:`flexfloor.engine.wiring`. Scheduler, KV cache, block tables
+and sampler are never touched.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import torch.distributed as dist
 from flexfloor.elastic.ticket import Ticket
 from flexfloor.engine.devices.base import Device, Group
 from flexfloor.engine.experts import ExpertRows
-from flexfloor.engine.groups import Groups, coordinator_fields, fields_of, put
+from flexfloor.engine.groups import Groups
 from flexfloor.engine.memory import Memory
 from flexfloor.engine.settings import EngineSettings
+from flexfloor.engine.wiring import Wired
 from flexfloor.errors import PeerLostError, ProtocolError
 
 
@@ -29,14 +29,8 @@ from flexfloor.errors import PeerLostError, ProtocolError
 class Topology:
     """Everything a switch changes, as it stood at one moment."""
 
-    dp: dict[str, Any]
-    ep: dict[str, Any]
-    size: int
-    rank: int
-    expert_map: torch.Tensor
+    wired: Wired
     graphs: Any
-    parallel: Any
-    kernels: list[Any]
 
 
 class ElasticWorld:
@@ -49,20 +43,18 @@ class ElasticWorld:
     """
 
     def __init__(self, worker: Any, device: Device, settings: EngineSettings) -> None:
-        from vllm.distributed import get_dp_group, get_ep_group
+        from vllm.distributed import get_dp_group
 
         self._worker, self._device, self._settings = worker, device, settings
         self._runner = worker.model_runner
         self._config = worker.vllm_config
-        self._dp, self._ep = get_dp_group(), get_ep_group()
-        self.rank = int(self._dp.rank_in_group)
+        self.rank = int(get_dp_group().rank_in_group)
         device.bind(worker)
-        self.experts = ExpertRows(self._runner.get_model())
-        self._map: torch.Tensor = self.experts.layers[0].routed_experts._expert_map.cpu().clone()
+        self.experts = ExpertRows(self._runner.get_model(), device.stored_rows)
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
-        self._groups = Groups(
-            device, dist.get_rank(), settings.world_size, settings.keep_groups, f"flexfloor{settings.replica}"
-        )
+        self._wiring = device.wiring(worker, self.experts, lambda: self.memory.released)
+        keep = min(settings.keep_groups, device.limits().keep_groups)
+        self._groups = Groups(device, dist.get_rank(), settings.world_size, keep, f"flexfloor{settings.replica}")
         self._full = self._topology()
         self._before: Topology | None = None
         self._next: Group | None = None
@@ -134,12 +126,7 @@ class ElasticWorld:
         if self._next is None or self._next.ranks != ticket.after:
             raise ProtocolError("the groups of the next world were not staged")
         self._before = self._topology()
-        group, rank = self._next, dist.get_rank()
-        put(self._dp, coordinator_fields(group, rank, group.dp_communicator))
-        put(self._ep, coordinator_fields(group, rank, group.communicator))
-        self._set_dp(len(ticket.after), ticket.after.index(self.rank))
-        self._set_map(torch.tensor(ticket.maps[self.rank], dtype=torch.int32))
-        self._rebuild_kernels(len(ticket.after))
+        self._wiring.point(self._next, ticket.maps, self.rank)
 
     def capture(self, ticket: Ticket) -> dict[str, Any]:
         """Decode graphs of the next world."""
@@ -174,6 +161,7 @@ class ElasticWorld:
     def confirm(self, ticket: Ticket) -> None:
         """The next world stands."""
         self._before = self._next = None
+        self._device.settled()
 
     def park(self) -> None:
         """Start giving memory back."""
@@ -189,7 +177,7 @@ class ElasticWorld:
         """Memory back on the ranks that gave it away."""
         if self.rank in ticket.woken:
             self.memory.reclaim()
-            self._set_map(self._map)
+            self._wiring.woken()
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
         """Whole weights from a donor to each woken rank, then the expert rows of the full world."""
@@ -213,15 +201,14 @@ class ElasticWorld:
             for peer, tensors in rows.items():
                 peers.setdefault(peer, []).extend(tensors)
         moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
+        if self.rank in ticket.woken:
+            self._wiring.refilled()
         return {"move": time.perf_counter() - began, "received_bytes": moved}
 
     def _dense(self) -> list[torch.Tensor]:
         """Parameters every rank holds alike (all but the expert rows)."""
-        rows = {weight.untyped_storage()._cdata for weight in self._row_weights()}
+        rows = {weight.untyped_storage()._cdata for weight in self.experts.tensors()}
         return [t for t in self.memory.weights() if t.untyped_storage()._cdata not in rows]
-
-    def _row_weights(self) -> list[torch.Tensor]:
-        return [weight.data for layer in self.experts.layers for weight in self.experts._weights(layer)]
 
     def switch_back(self, ticket: Ticket) -> None:
         """Point this rank at the full world."""
@@ -241,95 +228,11 @@ class ElasticWorld:
     # -- topology ------------------------------------------------------------------------------
 
     def _topology(self) -> Topology:
-        layer = self.experts.layers[0]
-        return Topology(
-            dp=fields_of(self._dp),
-            ep=fields_of(self._ep),
-            size=self._config.parallel_config.data_parallel_size,
-            rank=self._config.parallel_config.data_parallel_rank,
-            expert_map=self._map,
-            graphs=self._device.graphs(),
-            parallel=layer.moe_config.moe_parallel_config,
-            kernels=[
-                (impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep) for impl in self._implementations()
-            ],
-        )
+        return Topology(self._wiring.state(), self._device.graphs())
 
     def _apply(self, topology: Topology) -> None:
-        put(self._dp, topology.dp)
-        put(self._ep, topology.ep)
-        self._set_dp(topology.size, topology.rank)
-        self._set_map(topology.expert_map)
-        for layer, kernel in zip(self.experts.layers, topology.kernels, strict=True):
-            self._set_parallel(layer, topology.parallel)
-            impl = layer._quant_method.moe_kernel.impl
-            impl.prepare_finalize, impl.moe_parallel_config, impl.is_dp_ep = kernel
+        self._wiring.put(topology.wired)
         self._device.put_graphs(topology.graphs)
-
-    def _implementations(self) -> list[Any]:
-        return [layer._quant_method.moe_kernel.impl for layer in self.experts.layers]
-
-    def _set_dp(self, size: int, rank: int) -> None:
-        """DP size and rank wherever the worker reads them (one object or copies of it)."""
-        owners: tuple[Any, ...] = (self._config, self._worker, self._runner, getattr(self._runner, "vllm_config", None))
-        configs = {id(o.parallel_config): o.parallel_config for o in owners if hasattr(o, "parallel_config")}
-        for config in configs.values():
-            config.data_parallel_size = size
-            config.data_parallel_rank = rank
-
-    def _set_map(self, expert_map: torch.Tensor) -> None:
-        """Install the row of every expert (host tensor [E]) in all layers, in place.
-
-        A rank that sleeps has no memory to write to: it does so when it wakes.
-        """
-        self._map = expert_map
-        local = int((expert_map >= 0).sum())
-        there = expert_map.to(self.experts.layers[0].routed_experts._expert_map.device)
-        for layer in self.experts.layers:
-            experts = layer.routed_experts
-            if not self.memory.released:
-                experts._expert_map.copy_(there)
-            experts.local_num_experts = local
-            layer.moe_config.num_local_experts = local
-            experts.expert_map_manager._expert_map = experts._expert_map
-            experts.expert_map_manager._local_num_experts = local
-
-    @staticmethod
-    def _set_parallel(layer: Any, parallel: Any) -> None:
-        """One shared configuration object: runner, experts and quantisation method read it."""
-        layer.moe_config.moe_parallel_config = parallel
-        layer.routed_experts.expert_map_manager.moe_parallel_config = parallel
-        shared = (
-            layer.routed_experts.moe_config,
-            layer._quant_method.moe,
-            layer._quant_method.moe_kernel.fused_experts.moe_config,
-        )
-        if any(config is not layer.moe_config for config in shared):
-            raise ProtocolError("vLLM no longer shares one FusedMoEConfig a layer")
-
-    def _rebuild_kernels(self, size: int) -> None:
-        """Dispatch and combine of a world of ``size``."""
-        from vllm.config import set_current_vllm_config
-        from vllm.distributed import get_pcp_group, get_tp_group
-        from vllm.model_executor.layers.fused_moe.all2all_utils import maybe_make_prepare_finalize
-        from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
-
-        with set_current_vllm_config(self._config):
-            for layer in self.experts.layers:
-                parallel = FusedMoEParallelConfig.make(
-                    tp_size_=get_tp_group().world_size,
-                    pcp_size_=get_pcp_group().world_size,
-                    dp_size_=size,
-                    sp_size_=layer.moe_config.sp_size,
-                    vllm_parallel_config=self._config.parallel_config,
-                )
-                self._set_parallel(layer, parallel)
-                method, impl = layer._quant_method, layer._quant_method.moe_kernel.impl
-                impl.prepare_finalize = maybe_make_prepare_finalize(
-                    layer.moe_config, method.moe_quant_config, None, allow_new_interface=True
-                )
-                impl.moe_parallel_config = parallel
-                impl.is_dp_ep = parallel.dp_size > 1 and parallel.use_ep
 
 
 STEP_DEADLINE_S = 1800.0

@@ -20,4 +20,8 @@ def module_for(platform: str) -> Device:
         from flexfloor.engine.devices.cuda import CudaDevice
 
         return CudaDevice()
-    raise RefusedError(f"no FlexFloor device module for platform '{platform}'", remedy="run on cpu or cuda")
+    if platform == "npu":
+        from flexfloor.engine.devices.ascend import AscendDevice
+
+        return AscendDevice()
+    raise RefusedError(f"no FlexFloor device module for platform '{platform}'", remedy="run on cpu, cuda or npu")

@@ -7,13 +7,16 @@ process groups, row transfer, graph capture and audit, giving memory back, KV si
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup, Store
+
+    from flexfloor.engine.experts import ExpertRows
+    from flexfloor.engine.wiring import Wiring
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Limits:
         unmap_rows: expert rows a step does not need can be given to KV.
         refused_options: option -> why it cannot work here.
         slow_groups: making a group takes long, so the channel of the rows is made at the start.
+        keep_groups: most survivor sets that may keep their groups.
     """
 
     graphs: bool
@@ -33,6 +37,7 @@ class Limits:
     unmap_rows: bool
     refused_options: dict[str, str]
     slow_groups: bool = False
+    keep_groups: int = 1 << 20
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Group:
         communicator: vLLM's device communicator of the EP coordinator (None for one rank); in a
             channel, what the device sends rows with.
         dp_communicator: the DP coordinator's (None for one rank).
+        parts: groups of coordinators that only this device has or keeps apart, by name.
     """
 
     ranks: tuple[int, ...]
@@ -53,6 +59,7 @@ class Group:
     device: ProcessGroup
     communicator: Any = None
     dp_communicator: Any = None
+    parts: dict[str, Any] = field(default_factory=dict)
 
 
 class Device(ABC):
@@ -75,6 +82,21 @@ class Device(ABC):
         Raises:
             RefusedError: it was started with an option that cannot work here.
         """
+
+    def stored_rows(self, layer: Any) -> list[torch.Tensor]:
+        """The tensors with all expert rows of a MoE layer, spare ones too."""
+        from flexfloor.engine.experts import parameters
+
+        return parameters(layer)
+
+    def wiring(self, worker: Any, experts: ExpertRows, asleep: Callable[[], bool]) -> Wiring:
+        """What of the worker knows the world, see :class:`flexfloor.engine.wiring.Wiring`."""
+        from flexfloor.engine.wiring import Wiring
+
+        return Wiring(worker, experts, asleep)
+
+    def settled(self) -> None:  # noqa: B027
+        """The transition is confirmed: what only an undo needed may go."""
 
     @abstractmethod
     def make_group(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:

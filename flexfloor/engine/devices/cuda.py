@@ -19,7 +19,8 @@ from torch.distributed import Store
 from flexfloor.engine import upstream
 from flexfloor.engine.devices import host
 from flexfloor.engine.devices.base import Device, Group, Limits
-from flexfloor.engine.devices.cuda_graphs import GraphSet, GraphStore, StepCounter
+from flexfloor.engine.devices.cuda_graphs import GraphSet, GraphStore
+from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.errors import ProtocolError, RefusedError
 
 POLL_S = 0.0002
@@ -44,7 +45,10 @@ class CudaDevice(Device):
     def patch(self, combine: str) -> None:
         """Counts model steps; in verification mode see :mod:`flexfloor.engine.devices.cuda_combine`."""
         upstream.check(upstream.CUDA)
-        self._steps.apply()
+        from vllm.compilation.cuda_graph import CUDAGraphWrapper
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        self._steps.apply(CUDAGraphWrapper, GPUModelRunner)
         if combine == "invariant":
             from flexfloor.engine.devices import cuda_combine
 

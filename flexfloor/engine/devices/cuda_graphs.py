@@ -1,4 +1,4 @@
-"""Full decode graphs of the worlds a rank has been in, and the audit of what was replayed.
+"""Full decode graphs of the worlds a rank has been in.
 
 A captured graph holds addresses: the communicator, expert maps, weights, KV, the MoE workspace. A
 set of graphs belongs to one survivor set and is used again only while all of these are where they
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from flexfloor.engine.devices.base import Group
-from flexfloor.engine.upstream import replace
 from flexfloor.errors import ProtocolError
 
 
@@ -167,60 +166,3 @@ def _no_collection() -> Iterator[None]:
         gc.collect = collect
         if enabled:
             gc.enable()
-
-
-class StepCounter:
-    """Counts the steps with requests that vLLM replays from a full graph, and those with prompt tokens."""
-
-    def __init__(self) -> None:
-        self._full, self._prefill, self._dummy = 0, 0, False
-
-    def read_full(self) -> int:
-        """Replayed since the last call."""
-        full, self._full = self._full, 0
-        return full
-
-    def read_prefill(self) -> int:
-        """With prompt tokens since the last call."""
-        prefill, self._prefill = self._prefill, 0
-        return prefill
-
-    def read(self) -> None:
-        """Forget what was counted."""
-        self._full = self._prefill = 0
-
-    def apply(self) -> None:
-        """Patch the wrapper's call and the dummy run, which counts as no step."""
-        from vllm.compilation.cuda_graph import CUDAGraphWrapper
-        from vllm.config import CUDAGraphMode
-        from vllm.forward_context import get_forward_context, is_forward_context_available
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-        call, dummy_run = CUDAGraphWrapper.__call__, GPUModelRunner._dummy_run
-
-        def _call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-            if wrapper.runtime_mode is CUDAGraphMode.FULL and not self._dummy and is_forward_context_available():
-                context = get_forward_context()
-                if context.cudagraph_runtime_mode is CUDAGraphMode.FULL:
-                    self._full += 1
-                elif longest_query(context.attn_metadata) > 1:
-                    self._prefill += 1
-            return call(wrapper, *args, **kwargs)
-
-        def _dummy_run(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            self._dummy = True
-            try:
-                return dummy_run(runner, *args, **kwargs)
-            finally:
-                self._dummy = False
-
-        replace(CUDAGraphWrapper, "__call__", _call)
-        replace(GPUModelRunner, "_dummy_run", _dummy_run)
-
-
-def longest_query(metadata: Any) -> int:
-    """Most tokens that a request computes in a step; 0 where the step has no attention."""
-    if isinstance(metadata, list):
-        return max((longest_query(part) for part in metadata), default=0)
-    first = next(iter(metadata.values()), None) if metadata else None
-    return int(getattr(first, "max_query_len", 0))

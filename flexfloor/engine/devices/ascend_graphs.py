@@ -1,0 +1,187 @@
+"""ACL graphs of the worlds a rank is in: clear, reset, recapture.
+
+A full graph bakes in the HCCL communicators, the world size, the number of local experts and every pointer. vllm-ascend
+keeps events, handles and attention parameters of captured graphs in lists that only grow, one set a process, and pairs
+them with the graphs by position: graphs and parameters are changed together or not at all.
+
+A survivor set captures anew each time, into an empty table and empty parameters. The world before stays aside until
+the transition is confirmed, because an undo must find it. The full world's graphs are kept while the world is smaller:
+vllm-ascend itself replays them after a level-2 sleep, whose addresses stay (contract: sleep-keeps-graphs)
+(unproven: graphs-after-wake). Both sets must fit into the device's streams (unproven: recapture).
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flexfloor.engine.devices.base import Group
+from flexfloor.errors import ProtocolError
+
+
+@dataclass
+class GraphSet:
+    """Decode graphs of one world and what belongs to them.
+
+    Attributes:
+        group: the world's groups, None for the full world that vLLM built.
+        keys: batch descriptors that have a graph.
+        entries: vllm-ascend's table of captured graphs, by batch descriptor.
+        params: its attention parameters (module global ``_graph_params``).
+    """
+
+    group: Group | None
+    keys: set[Any] = field(default_factory=set)
+    entries: dict[Any, Any] = field(default_factory=dict)
+    params: Any = None
+
+
+class AclGraphs:
+    """The graph sets of one runner.
+
+    Args:
+        runner: the NPUModelRunner, its graphs captured.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        from vllm.config import CUDAGraphMode
+        from vllm_ascend.compilation import acl_graph
+
+        self._runner, self._wrapper, self._module, self._mode = runner, runner.model, acl_graph, CUDAGraphMode.FULL
+        keys = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
+        self._all = keys
+        self.full = GraphSet(None, keys, self._wrapper.concrete_aclgraph_entries, acl_graph._graph_params)
+        self.used = self.full
+        self._aside: GraphSet | None = None
+
+    @classmethod
+    def of(cls, runner: Any) -> AclGraphs | None:
+        """The graphs of a runner; None where it runs eagerly."""
+        from vllm_ascend.compilation.acl_graph import ACLGraphWrapper
+
+        return cls(runner) if isinstance(runner.model, ACLGraphWrapper) else None
+
+    def buckets(self, load: int) -> list[Any]:
+        """Descriptors of the batches that at most ``load`` requests can make, largest first."""
+        sizes = sorted(key.num_tokens for key in self._all)
+        top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
+        return sorted((key for key in self._all if key.num_tokens <= top), key=lambda key: -int(key.num_tokens))
+
+    def ready(self, group: Group, load: int) -> dict[str, Any]:
+        """Capture the graphs of ``group`` up to ``load`` requests and use them; joint.
+
+        Returns:
+            ``captured``: buckets captured; ``kept``: none; ``capture``: seconds.
+
+        Raises:
+            ProtocolError: the members would capture different buckets, or one was not captured.
+        """
+        began = time.perf_counter()
+        keys = self.buckets(load)
+        agree(group, [int(key.num_tokens) for key in keys])
+        torch.npu.synchronize()
+        self.settled()
+        self.put(GraphSet(group, set(keys), {}, _empty(self.full.params)))
+        self._reset()
+        if keys:
+            self._capture()
+        missing = [key for key in keys if key not in self.used.entries]
+        if missing:
+            raise ProtocolError(f"{len(missing)} decode graphs were not captured")
+        return {
+            "captured": sorted(int(key.num_tokens) for key in keys),
+            "kept": [],
+            "capture": time.perf_counter() - began,
+        }
+
+    def put(self, graphs: GraphSet) -> None:
+        """Point vllm-ascend at ``graphs``; those in use until now are set aside."""
+        if graphs is self.used:
+            return
+        self._aside, self.used = self.used, graphs
+        self._wrapper.concrete_aclgraph_entries = graphs.entries
+        self._module._graph_params = graphs.params
+        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = set(graphs.keys)
+
+    def settled(self) -> None:
+        """Free the graphs set aside, unless they are the full world's."""
+        aside, self._aside = self._aside, None
+        if aside is not None and aside is not self.full and aside is not self.used:
+            self._free(aside)
+
+    def forget(self, group: Group) -> None:
+        """A group is about to go: no graph may hold its communicators."""
+        for graphs in (self._aside, self.used):
+            if graphs is not None and graphs.group is group:
+                self._free(graphs)
+
+    def _free(self, graphs: GraphSet) -> None:
+        torch.npu.synchronize()
+        graphs.entries.clear()
+        graphs.keys.clear()
+        for part in fields(graphs.params) if graphs.params is not None else ():
+            getattr(graphs.params, part.name).clear()
+        torch.npu.empty_cache()
+
+    def _reset(self) -> None:
+        """vllm-ascend's own clear and reset, on what is in use now: after the swap, or the full world's would go."""
+        from vllm_ascend.device_allocator.sleep_mem_optimized import AclGraphSleepWakeupManager
+
+        AclGraphSleepWakeupManager.clear_all_attention_workspaces()
+        AclGraphSleepWakeupManager.reset_all_graph_params()
+
+    def _capture(self) -> None:
+        from vllm.config import set_current_vllm_config
+        from vllm.v1.worker.workspace import unlock_workspace
+
+        with self._without_blocks(), set_current_vllm_config(self._runner.vllm_config):
+            unlock_workspace()  # capture_model locks it again
+            self._runner.capture_model()
+
+    @contextmanager
+    def _without_blocks(self) -> Iterator[None]:
+        """Clear the block tables meanwhile: a warm-up must not write into a request's blocks."""
+        tables = [table.block_table for table in self._runner.input_batch.block_table.block_tables]
+        saved = [(table.gpu.clone(), table.cpu.clone()) for table in tables]
+        for table in tables:
+            table.gpu.zero_()
+            table.cpu.zero_()
+        try:
+            yield
+        finally:
+            for table, (there, here) in zip(tables, saved, strict=True):
+                table.gpu.copy_(there)
+                table.cpu.copy_(here)
+
+
+def agree(group: Group, sizes: list[int]) -> None:
+    """Every warm-up of a capture is a joint step: the members must capture the same list.
+
+    Raises:
+        ProtocolError: they would not.
+    """
+    if len(group.ranks) < 2:
+        return
+    mark = zlib.crc32(repr(sizes).encode())
+    ends = torch.tensor([mark, -mark], dtype=torch.int64)
+    dist.all_reduce(ends, op=dist.ReduceOp.MIN, group=group.cpu)
+    if int(ends[0]) != -int(ends[1]):
+        raise ProtocolError(f"the survivors would capture different decode graphs (here {sizes})")
+
+
+def _empty(params: Any) -> Any:
+    """Attention parameters of the same batch sizes, nothing captured."""
+    if params is None:
+        return None
+    fresh = {}
+    for part in fields(params):
+        known = getattr(params, part.name)
+        fresh[part.name] = {size: ([] if isinstance(value, list) else None) for size, value in known.items()}
+    return type(params)(**fresh)
