@@ -93,6 +93,8 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
         {"from": "count", "to": "count"},
         {"stage": "count", "survivors": "counts", "moved_bytes": "count", **dict.fromkeys(PARTS, "span")},
     ),
+    # Planned residency: worlds made ready after rollout_start and before the first token (elastic/rehearsal.py).
+    "rehearsal": EventSpec({}, {"seconds": "span", "moved_rows": "count", "moved_bytes": "count", "captured": "counts"}),
     "detach_start": EventSpec(),
     "detach_end": EventSpec(),
     "sleep_start": EventSpec({}, {"tag": "text"}),

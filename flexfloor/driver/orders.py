@@ -76,6 +76,7 @@ class StepOrder:
         gate: no rank steps before all requests have arrived everywhere.
         end: ``full`` or ``topology``, what the restore after generation brings back.
         timed: whether responses say when each of their tokens arrived.
+        predicted: survivors that planned residency makes ready beforehand, one set a stage; empty: natural residency.
     """
 
     digest: str
@@ -91,6 +92,7 @@ class StepOrder:
     gate: bool = True
     end: str = "full"
     timed: bool = False
+    predicted: tuple[tuple[int, ...], ...] = ()
 
     @property
     def expected(self) -> list[int]:
@@ -110,6 +112,7 @@ class StepOrder:
             "gate": self.gate,
             "auto_close": True,
             "end": self.end,
+            "predicted": [list(survivors) for survivors in self.predicted],
             "seed": self.seed,
             "run": self.run,
             "events_dir": self.events_dir,
@@ -187,6 +190,17 @@ class Failure:
 def step_digest(step: StepPlan, ladder: tuple[int, ...]) -> str:
     """Digest of a step as it is installed: the plan's, and the ladder in force."""
     return hashlib.sha256(f"{step.digest}:{list(ladder)}".encode()).hexdigest()
+
+
+def predicted_survivors(
+    step: StepPlan, ladder: tuple[int, ...], rank_order: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Ranks that the plan predicts to be left at each stage: those that complete last; none with natural residency."""
+    if step.residency != "planned":
+        return ()
+    leaves = {rank: place for place, rank in enumerate(rank_order)}
+    by_end = [group.rank for group in sorted(step.ranks, key=lambda group: (group.completion, leaves[group.rank]))]
+    return tuple(tuple(sorted(by_end[-size:])) for size in ladder[1:])
 
 
 def requests_of(

@@ -12,7 +12,16 @@ from typing import Any
 
 from flexfloor.config import FlexFloorConfig
 from flexfloor.driver.handles import Server
-from flexfloor.driver.orders import Progress, Request, Response, Sampling, StepOrder, requests_of, step_digest
+from flexfloor.driver.orders import (
+    Progress,
+    Request,
+    Response,
+    Sampling,
+    StepOrder,
+    predicted_survivors,
+    requests_of,
+    step_digest,
+)
 from flexfloor.driver.run_dir import RunDirectory
 from flexfloor.events import EventWriter
 from flexfloor.history import LengthHistory
@@ -148,6 +157,7 @@ def _order(
         run=run_id,
         events_dir=str(run_dir.events_dir),
         seed=config.rollout.seed,
+        predicted=predicted_survivors(step, ladder, config.leave_order),
     )
 
 

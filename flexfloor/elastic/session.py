@@ -4,7 +4,7 @@ Who waits for whom: all N ranks meet at every sync point and after every phase o
 transition; nothing else blocks on another rank except the joint phases (``stage``,
 ``refill``) and the trial step, and those carry the ticket's deadline.
 
-    sync point --> decide --> shrink   (shrinking.py)
+    sync point --> decide --> shrink   (shrinking.py; worlds made ready beforehand: rehearsal.py)
                           --> restore  (restoring.py)
                           --> finish:  restore if needed, then disarm
 
@@ -18,11 +18,12 @@ from typing import Any
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
 from flexfloor.elastic.placement import Placement
+from flexfloor.elastic.rehearsal import rehearse
 from flexfloor.elastic.restoring import restore, wake_all
 from flexfloor.elastic.seat import Seat
 from flexfloor.elastic.shrinking import shrink
 from flexfloor.elastic.states import Phase, RankState
-from flexfloor.elastic.step import Local, Outcome, Step, check_ladder
+from flexfloor.elastic.step import Local, Outcome, Step, check_ladder, check_predicted
 from flexfloor.elastic.ticket import Worker
 from flexfloor.elastic.trajectories import Trajectories
 from flexfloor.elastic.vector import Row, digest_number
@@ -39,6 +40,7 @@ class Session(Seat):
         self._want_restore = False
         self._completed = False
         self._running = False
+        self._unrehearsed = False
         super().__init__(size, placement, worker, ballot, deadline_s=deadline_s)
 
     # -- what the engine asks ------------------------------------------------------------
@@ -95,6 +97,7 @@ class Session(Seat):
         if len(self.world.members) != self.world.size or self.asleep:
             raise ProtocolError("a plan is installed in the full world only: restore and wake it first")
         check_ladder(step.ladder, self.world.size, self.base.experts, self.base.capacity)
+        check_predicted(step.predicted, step.ladder)
         self.ballot.enter(Phase.INSTALL)
         self.trajectories.begin(step.expected, closed=step.auto_close)
         self.step = step
@@ -145,6 +148,8 @@ class Session(Seat):
             restore(self, "full", f"rank {decision.rank} asked for the full world")
         elif decision.action is Action.FINISH:
             self._finish()
+        elif self._unrehearsed and not any(row.busy or row.pause for row in rows):
+            self._rehearse(rows)
         if len(self.world.members) == self.world.size:
             self._want_restore = False
         self._running = decision.running
@@ -182,7 +187,14 @@ class Session(Seat):
         if self.step is None:
             raise ProtocolError("armed without a step")
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
+        self._unrehearsed = bool(self.step.predicted)
         self.go(RankState.MEMBER)
+
+    def _rehearse(self, rows: list[Row]) -> None:
+        """Once a step, at the first sync point after it is armed."""
+        self._unrehearsed = False
+        if self.step is not None and len(self.world.members) == self.world.size:
+            rehearse(self, self.step.predicted, max(row.expected for row in rows))
 
     def _rank_order(self) -> tuple[int, ...]:
         return tuple(range(self.world.size)) if self.step is None else self.step.rank_order
@@ -210,7 +222,7 @@ class Session(Seat):
         kind = "full" if self.step is None else self.step.end
         while len(self.world.members) != self.world.size:
             restore(self, kind, "the step is complete")
-        self.step = None
+        self.step, self._unrehearsed = None, False
         self.trajectories.begin(0, closed=True)
         self.world = World(self.world.size, self.world.members)
         self.go(RankState.RESTORING)

@@ -44,7 +44,7 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
         seat.go(RankState.DETACHING)
         seat.ballot.emit("detach_start")
     parts: dict[str, Any] = {"agree": agreed_s}
-    for phase, act in _acts(seat, ticket):
+    for phase, act in acts(seat, ticket):
         failed, took = seat.ballot.carry_out(phase, act)
         parts.update(took)
         if failed:
@@ -55,7 +55,8 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
     return True
 
 
-def _acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
+def acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
+    """The phases up to the commit, in order."""
     worker = seat.worker
     return [
         (Phase.PREPARE, lambda: worker.prepare(ticket)),

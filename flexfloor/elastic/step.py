@@ -22,6 +22,7 @@ class Step:
         gate: wait for every trajectory on every rank before the first step.
         auto_close: the step ends by itself when everything expected is complete.
         end: ``full`` or ``topology``: what the restore after generation brings back.
+        predicted: survivors that planned residency makes ready beforehand, one set a stage; empty: natural residency.
     """
 
     digest: str
@@ -33,6 +34,7 @@ class Step:
     gate: bool = True
     auto_close: bool = True
     end: str = "full"
+    predicted: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,31 @@ class Outcome:
 
     running: bool
     paused: bool
+
+
+def check_predicted(predicted: Sequence[Sequence[int]], ladder: Sequence[int]) -> None:
+    """Refuse predicted survivors that are no way down the ladder.
+
+    Args:
+        predicted: survivors of each stage, ascending; empty: nothing is predicted.
+        ladder: sizes from the full world down.
+
+    Raises:
+        RefusedError: names the stage and the remedy.
+    """
+    if not predicted:
+        return
+    above = set(range(ladder[0]))
+    if len(predicted) != len(ladder) - 1:
+        what = f"{len(predicted)} survivor sets are predicted for the ladder {list(ladder)}"
+        raise RefusedError(what, remedy="predict one a stage, or none")
+    for size, survivors in zip(ladder[1:], predicted, strict=True):
+        if len(survivors) != size or list(survivors) != sorted(set(survivors)) or not set(survivors) <= above:
+            raise RefusedError(
+                f"predicted survivors {list(survivors)} are not {size} of the ranks {sorted(above)}",
+                remedy="predict each stage's survivors among the stage's before",
+            )
+        above = set(survivors)
 
 
 def check_ladder(ladder: Sequence[int], world: int, experts: int, capacity: int) -> None:

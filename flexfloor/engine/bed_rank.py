@@ -140,6 +140,7 @@ class BedRank:
                 expected=expected,
                 rank_order=tuple(range(self.session.world.size)),
                 end=rollout.end,
+                predicted=rollout.predicted,
             )
         )
         result = RankResult()

@@ -42,6 +42,7 @@ class Rollout:
         restore_at: iterations at which the full world is asked for.
         end: ``full`` or ``topology``.
         step: number of the step.
+        predicted: survivors of each stage that are made ready beforehand.
     """
 
     requests: tuple[BedRequest, ...]
@@ -50,6 +51,7 @@ class Rollout:
     restore_at: tuple[int, ...] = ()
     end: str = "full"
     step: int = 0
+    predicted: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass

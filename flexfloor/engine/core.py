@@ -168,6 +168,7 @@ class ElasticCore:
             gate=values.get("gate", True),
             auto_close=values.get("auto_close", True),
             end=values.get("end", "full"),
+            predicted=tuple(map(tuple, values.get("predicted", ()))),
         )
         self._write_to(values.get("events_dir", self._log[0]), values.get("run", self._log[1]))
         self.events.set_step(values["epoch"], values["step"], values.get("seed"))

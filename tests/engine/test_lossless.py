@@ -167,3 +167,25 @@ def test_copies_of_the_same_weights_do_not_move_again(bed, greedy):
     bed.call("loaded")
     assert roll(bed, made, (4, 2)).same_as(full)
     assert events(bed, "stage_commit")[-1]["moved_bytes"] == moved[0]
+
+
+def test_planned_residency_moves_rows_before_the_first_token(bed, greedy):
+    made, full = greedy
+    bed.call("loaded")
+    before = len(events(bed, "stage_commit")), len(events(bed, "rehearsal"))
+    seen = roll(bed, made, (4, 2, 1), predicted=((0, 2), (0,)))
+    assert seen.worlds[:3] == [FULL, (0, 2), (0,)]
+    assert seen.same_as(full)
+    assert [c["moved_rows"] for c in events(bed, "stage_commit")[before[0] :]] == [0, 0]
+    rehearsals = [e for e in events(bed, "rehearsal")[before[1] :] if e["rank"] == 0]
+    assert [(e["whole"], e["moved_rows"]) for e in rehearsals] == [(True, 16)]
+
+
+def test_a_wrong_prediction_falls_back_to_natural_residency(bed, greedy):
+    made, full = greedy
+    bed.call("loaded")
+    before = len(events(bed, "stage_commit"))
+    seen = roll(bed, made, (4, 2), predicted=((1, 3),))
+    assert seen.worlds == [FULL, (0, 2), FULL]
+    assert seen.same_as(full)
+    assert [c["moved_rows"] for c in events(bed, "stage_commit")[before:]] == [8]

@@ -391,6 +391,7 @@ class Script:
     end: str = "full"
     calls: tuple[Call, ...] = ()
     digests: tuple[str, ...] = ()
+    predicted: tuple[tuple[int, ...], ...] = ()
 
     def last(self) -> int:
         """The last iteration at which something comes from outside."""
@@ -454,6 +455,7 @@ class Engine:
                 gate=script.gate,
                 auto_close=script.auto_close,
                 end=script.end,
+                predicted=script.predicted,
             )
         )
 

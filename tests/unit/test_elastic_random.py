@@ -69,7 +69,20 @@ def scripts(draw: st.DrawFn, size: int, experts: int, floor: int) -> Script:
     if not auto_close:
         calls += [(draw(st.integers(12, 20)), rank, close) for rank in range(size)]
     order = tuple(draw(st.permutations(range(size))))
-    return Script(tuple(asks), ladder, rank_order=order, gate=gate, auto_close=auto_close, calls=tuple(calls))
+    predicted = draw(chains(size, ladder)) if draw(st.integers(0, 2)) == 0 else ()
+    return Script(
+        tuple(asks), ladder, rank_order=order, gate=gate, auto_close=auto_close, calls=tuple(calls), predicted=predicted
+    )
+
+
+@st.composite
+def chains(draw: st.DrawFn, size: int, ladder: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Survivors of each stage, each set within the one before."""
+    left, sets = list(range(size)), []
+    for smaller in ladder[1:]:
+        left = sorted(draw(st.permutations(left))[:smaller])
+        sets.append(tuple(left))
+    return tuple(sets)
 
 
 @st.composite
@@ -79,7 +92,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
     floor = draw(st.sampled_from([s for s in range(1, size) if experts % s == 0]))
     rank, nth = st.integers(0, size - 1), st.integers(1, 3)
     shrinks = st.tuples(st.sampled_from(SHRINK_PHASES), rank, nth)
-    restores = st.tuples(st.sampled_from(RESTORE_PHASES), rank, nth)
+    restores = st.tuples(st.sampled_from(RESTORE_PHASES), rank, nth)  # fewer than give a restore up
     struck = draw(st.lists(shrinks, max_size=4)) + draw(st.lists(restores, max_size=MAX_ATTEMPTS - 1))
     faults = tuple(f"{phase.label}:{r}:raise:{n}" for phase, r, n in struck)
     rollouts = tuple(draw(st.lists(scripts(size, experts, floor), min_size=1, max_size=2)))
