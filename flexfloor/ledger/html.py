@@ -82,12 +82,13 @@ def page(run: RunLedger, baseline: RunLedger | None = None, notes: Sequence[str]
     """The page as text; plotly's script stands inside of it."""
     gains = compare(run.totals, baseline.totals) if baseline else None
     title = f"Rollout ledger: {run.name}" + (f" against {baseline.name}" if baseline else "")
-    lines = list(dict.fromkeys([*notes, *run.notes, *(baseline.notes if baseline else ())]))
+    theirs = [f"baseline: {line}" for line in baseline.notes if line not in run.notes] if baseline else []
+    lines = list(dict.fromkeys([*notes, *run.notes, *theirs]))
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{_lead(run)}</p>',
         _tiles(run, baseline, gains),
-        *(f'<p class="note">{escape(line)}</p>' for line in lines),
+        _notes(lines),
         _timelines(run, baseline),
         _section("Throughput, efficiency, lengths", _charts(run, baseline)),
         _section("Figures", _figures(run, baseline, gains)),
@@ -101,6 +102,13 @@ def page(run: RunLedger, baseline: RunLedger | None = None, notes: Sequence[str]
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style>'
         f"<script>{script}</script></head><body><main>{''.join(body)}</main><script>{SCRIPT}</script></body></html>\n"
     )
+
+
+def _notes(lines: Sequence[str]) -> str:
+    """One or two notes as they are; more of them as a list of their own."""
+    if len(lines) <= 2:
+        return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
+    return _section("Notes", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>")
 
 
 def _lead(run: RunLedger) -> str:

@@ -149,6 +149,8 @@ def changed(config: FlexFloorConfig, changes: Mapping[str, Any]) -> FlexFloorCon
 def presets_in(folder: str | Path) -> tuple[dict[str, FlexFloorConfig], list[str]]:
     """The configurations of a folder that share the most common world size, and a line for those left out.
 
+    They come in the order of `METHODS`, then by name.
+
     Raises:
         InputError: no YAML file there, or one of them is wrong.
     """
@@ -160,7 +162,8 @@ def presets_in(folder: str | Path) -> tuple[dict[str, FlexFloorConfig], list[str
     common = max(sorted(set(sizes)), key=sizes.count)
     left = [f"{n} ({c.world_size} ranks)" for n, c in configs.items() if c.world_size != common]
     notes = [f"left out, {common} ranks are compared: {', '.join(left)}"] if left else []
-    return {name: config for name, config in configs.items() if config.world_size == common}, notes
+    kept = [name for name, config in configs.items() if config.world_size == common]
+    return {name: configs[name] for name in sorted(kept, key=lambda n: METHODS.index(configs[n].method))}, notes
 
 
 def comparison_table(found: Comparison) -> Table:

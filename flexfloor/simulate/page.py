@@ -104,6 +104,7 @@ def _bars(comparison: Comparison, figure_of: str) -> go.Figure:
         error_y={"type": "data", "array": spread, "visible": any(spread)},
         marker={"color": [COLOURS.get(arm.run.config.method, "#b9c2cc") for arm in arms]},
     )
+    figure.update_xaxes(tickangle=-30)
     figure.update_yaxes(gridcolor=GRID)
     figure.update_layout(**_layout("E = W / H (tokens/rank-s)" if efficient else "Q = W / T (tokens/s)"))
     return figure
