@@ -8,7 +8,9 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
+import yaml
 from test_simulate_command import files, simulate  # noqa: F401 (files is a fixture)
+from test_simulate_run import SETTINGS
 
 from flexfloor.cli.main import run
 
@@ -43,8 +45,9 @@ def pages(files, tmp_path, capsys):  # noqa: F811
     """A report of two runs and a page of a comparison with a sweep."""
     ours, theirs = tmp_path / "flex", tmp_path / "verl"
     assert simulate(files, "--out", ours) == 0
-    files["flexfloor.yaml"].write_text(files["flexfloor.yaml"].read_text().replace("method: flex", "method: verl"))
+    files["flexfloor.yaml"].write_text(yaml.safe_dump({"flexfloor": {**SETTINGS, "method": "verl"}}))
     assert simulate(files, "--out", theirs) == 0
+    files["flexfloor.yaml"].write_text(yaml.safe_dump({"flexfloor": SETTINGS}))
     report, compared = tmp_path / "report.html", tmp_path / "compare.html"
     assert run(["report", str(ours), "--baseline", str(theirs), "--html", str(report)]) == 0
     assert simulate(files, "--compare", "--sweep", "mu=1,1.3", "--html", compared) == 0
