@@ -18,6 +18,7 @@ from typing import Any
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
 from flexfloor.elastic.placement import Placement
+from flexfloor.elastic.recapture import Recapture
 from flexfloor.elastic.rehearsal import rehearse
 from flexfloor.elastic.restoring import restore, wake_all
 from flexfloor.elastic.seat import Seat
@@ -42,6 +43,7 @@ class Session(Seat):
         self._running = False
         self._unrehearsed = False
         super().__init__(size, placement, worker, ballot, deadline_s=deadline_s)
+        self._recapture = Recapture(self)
 
     # -- what the engine asks ------------------------------------------------------------
 
@@ -150,6 +152,9 @@ class Session(Seat):
             self._finish()
         elif self._unrehearsed and not any(row.busy or row.pause for row in rows):
             self._rehearse(rows)
+        elif decision.action is Action.RUN and self._recapture.due(rows):
+            self._recapture.carry_out()
+        self._recapture.learn(rows)
         if len(self.world.members) == self.world.size:
             self._want_restore = False
         self._running = decision.running
@@ -169,6 +174,7 @@ class Session(Seat):
             want_restore=int(self._want_restore),
             pause=int(local.pause),
             busy=int(local.busy),
+            capture=self._recapture.wish(),
             phase=int(Phase.AGREE),
         )
 
@@ -188,6 +194,7 @@ class Session(Seat):
             raise ProtocolError("armed without a step")
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
         self._unrehearsed = bool(self.step.predicted)
+        self._recapture.begin()
         self.go(RankState.MEMBER)
 
     def _rehearse(self, rows: list[Row]) -> None:

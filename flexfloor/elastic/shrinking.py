@@ -38,7 +38,7 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
     survivors = rows_of.choose_survivors(seat.placement, decision.busy, decision.idle, decision.target, rank_order)
     target, moves = rows_of.shrink(seat.placement, survivors)
     maps = {rank: target.expert_map(rank) for rank in survivors}
-    ticket = replace(seat.ticket(survivors, moves, maps), load=load)
+    ticket = replace(seat.ticket(survivors, moves, maps), load=load, lean=True)
     leaving = seat.rank in ticket.before and seat.rank not in ticket.after
     if leaving:
         seat.go(RankState.DETACHING)

@@ -23,6 +23,7 @@ class Ticket:
         rebuild: ranks that must first rebuild the row-transfer channel (empty: none).
         deadline_s: how long any one wait inside the transition may last.
         load: most requests that a member has unfinished; no later decode batch of this step is larger.
+        lean: only the decode graph that ``load`` needs is captured, smaller ones when the load has fallen to them.
     """
 
     serial: int
@@ -34,6 +35,7 @@ class Ticket:
     rebuild: tuple[int, ...] = ()
     deadline_s: float = 60.0
     load: int = 0
+    lean: bool = False
 
 
 class Worker(Protocol):
@@ -53,7 +55,10 @@ class Worker(Protocol):
         """Survivors point groups, maps and configuration at the next world; local."""
 
     def capture(self, ticket: Ticket) -> dict[str, Any]:
-        """Survivors make the decode graphs of the next world ready."""
+        """Survivors make the decode graphs of the next world ready, or one more of the present world."""
+
+    def capture_wanted(self, load: int) -> int:
+        """Size of the decode graph that a smaller world lacks for ``load`` requests a rank, 0 where it lacks none."""
 
     def trial(self, ticket: Ticket) -> None:
         """Survivors run one dummy step in the next world."""

@@ -32,6 +32,8 @@ class Row(NamedTuple):
     """1 while vLLM's two-phase pause is pending on this rank."""
     busy: int = 0
     """1 while batches are in flight (a transition waits until none are)."""
+    capture: int = 0
+    """Decode graph that this member lacks and has had use for during some sync points, 0 for none."""
     vote: int = 0
     """Vote on a phase, see :mod:`flexfloor.elastic.ballot`; 0 without one."""
     phase: int = 0

@@ -34,6 +34,9 @@ class RpcWorker:
     def capture(self, ticket: Ticket) -> dict[str, Any]:
         return dict(self.call("capture", ticket))
 
+    def capture_wanted(self, load: int) -> int:
+        return int(self.call("capture_wanted", load))
+
     def trial(self, ticket: Ticket) -> None:
         self.call("trial", ticket)
 

@@ -189,6 +189,12 @@ CUDA: tuple[Symbol, ...] = (
         ("self", "desc", "cudagraph_runtime_mode", "num_warmups"),
         "called: captures one decode batch size",
     ),
+    Symbol(
+        "vllm.v1.cudagraph_dispatcher",
+        "CudagraphDispatcher._compute_bs_to_padded_graph_size",
+        ("self",),
+        "its list of padded batch sizes is replaced where a world lacks graphs",
+    ),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.sleep", ("self", "level"), "called: one rank sleeps alone"),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("self", "tags"), "called: one rank wakes alone"),
     Symbol(

@@ -58,6 +58,7 @@ class ElasticWorld:
         self._full = self._topology()
         self._before: Topology | None = None
         self._next: Group | None = None
+        self._here: Group | None = None
         if device.limits().slow_groups:
             self._groups.channel(0, settings.deadline_s, rebuild=False)
 
@@ -132,9 +133,15 @@ class ElasticWorld:
         """Decode graphs of the next world."""
         if self.rank not in ticket.after:
             return {}
-        if self._next is None:
-            raise ProtocolError("no next world to capture")
-        return self._device.capture(self._runner, self._next, ticket.load)
+        group = self._next or self._here
+        if group is None or group.ranks != ticket.after:
+            raise ProtocolError("no world to capture for")
+        made = self._device.capture_one if ticket.lean else self._device.capture
+        return made(self._runner, group, ticket.load)
+
+    def capture_wanted(self, load: int) -> int:
+        """See :meth:`flexfloor.engine.devices.base.Device.capture_wanted`."""
+        return 0 if self._here is None else self._device.capture_wanted(load)
 
     def trial(self, ticket: Ticket) -> None:
         """One dummy step among the survivors under the ticket's deadline."""
@@ -160,6 +167,7 @@ class ElasticWorld:
 
     def confirm(self, ticket: Ticket) -> None:
         """The next world stands."""
+        self._here = self._next or self._here
         self._before = self._next = None
         self._device.settled()
 
@@ -213,6 +221,7 @@ class ElasticWorld:
     def switch_back(self, ticket: Ticket) -> None:
         """Point this rank at the full world."""
         self._before = self._topology()
+        self._here = None
         self._apply(self._full)
 
     @contextmanager

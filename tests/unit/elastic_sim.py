@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,6 +197,8 @@ class FakeWorker:
         self.park_error = ""
         self.group: tuple[int, ...] = tuple(range(hub.size))
         self.map = base.expert_map(rank)
+        self.buckets: tuple[int, ...] = ()
+        self.graphs: dict[tuple[int, ...], set[int]] = defaultdict(set)
         self.calls: list[str] = []
         self.moved = 0
         self.breaks: dict[str, Exception] = {}
@@ -235,7 +237,21 @@ class FakeWorker:
 
     def capture(self, ticket: Ticket) -> dict[str, Any]:
         self._called("capture")
-        return {}
+        if self.rank not in ticket.after or not self.buckets:
+            return {}
+        fitting = [size for size in self.buckets if size <= self._bucket(ticket.load)]
+        made = [size for size in (fitting[-1:] if ticket.lean else fitting) if size not in self.graphs[ticket.after]]
+        if made:
+            self.hub.joint(self.rank, ("capture", ticket.serial), ticket.after, made)
+        self.graphs[ticket.after].update(made)
+        return {"captured": made}
+
+    def capture_wanted(self, load: int) -> int:
+        needed = self._bucket(load)
+        return 0 if not self.buckets or needed in self.graphs[self.group] else needed
+
+    def _bucket(self, load: int) -> int:
+        return next((size for size in self.buckets if size >= load), self.buckets[-1] if self.buckets else 0)
 
     def trial(self, ticket: Ticket) -> None:
         self._called("trial")
@@ -537,6 +553,7 @@ class Sim:
         folder: where the board lies.
         polls: how often a release is asked for before it is done.
         deadline_s: longest wait inside a transition.
+        buckets: decode batch sizes that graphs are captured for; none: the device has no graphs.
     """
 
     def __init__(
@@ -550,6 +567,7 @@ class Sim:
         seed: int = 0,
         polls: int = 1,
         deadline_s: float = 5.0,
+        buckets: Sequence[int] = (),
     ) -> None:
         self.size, self.deadline_s, self.number = size, deadline_s, -1
         self.steps = Lockstep(seed)
@@ -560,6 +578,8 @@ class Sim:
         self.ranks = [Engine(rank, self, faults) for rank in range(size)]
         for engine in self.ranks:
             engine.worker.release_polls = polls
+            engine.worker.buckets = tuple(buckets)
+            engine.worker.graphs[tuple(range(size))].update(buckets)
 
     def all(self, call: Callable[[Engine], Any]) -> list[Any]:
         """``call`` on every rank at once; raises the first rank's own error."""

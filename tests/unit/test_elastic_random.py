@@ -25,6 +25,7 @@ class Drawn:
     polls: int
     faults: tuple[str, ...]
     scripts: tuple[Script, ...]
+    buckets: tuple[int, ...]
 
 
 def wish(engine: Engine) -> None:
@@ -96,7 +97,8 @@ def drawn(draw: st.DrawFn) -> Drawn:
     struck = draw(st.lists(shrinks, max_size=4)) + draw(st.lists(restores, max_size=MAX_ATTEMPTS - 1))
     faults = tuple(f"{phase.label}:{r}:raise:{n}" for phase, r, n in struck)
     rollouts = tuple(draw(st.lists(scripts(size, experts, floor), min_size=1, max_size=2)))
-    return Drawn(size, experts, floor, draw(st.integers(0, 9999)), draw(st.integers(0, 6)), faults, rollouts)
+    buckets = draw(st.sampled_from([(), (1, 2, 4)]))
+    return Drawn(size, experts, floor, draw(st.integers(0, 9999)), draw(st.integers(0, 6)), faults, rollouts, buckets)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -111,6 +113,7 @@ def test_random_rollouts(case: Drawn) -> None:
             faults=case.faults,
             seed=case.seed,
             polls=case.polls,
+            buckets=case.buckets,
         )
         for script in case.scripts:
             before = len(sim.commits())

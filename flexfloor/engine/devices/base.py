@@ -148,6 +148,14 @@ class Device(ABC):
             What was done, for the event of the transition; {} where there are no graphs.
         """
 
+    def capture_one(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
+        """As `capture`, but only the graph that ``load`` needs; smaller batches are padded to it."""
+        return self.capture(runner, group, load)
+
+    def capture_wanted(self, load: int) -> int:
+        """Size of the graph that the current world lacks for ``load`` requests a rank, 0 where it lacks none."""
+        return 0
+
     @abstractmethod
     def graphs(self) -> Any:
         """The decode graphs in use, to be put back later with :meth:`put_graphs`."""

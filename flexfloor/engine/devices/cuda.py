@@ -166,6 +166,14 @@ class CudaDevice(Device):
         """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.ready`."""
         return {} if self._graphs is None else self._graphs.ready(group, load)
 
+    def capture_one(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
+        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.ready`."""
+        return {} if self._graphs is None else self._graphs.ready(group, load, lean=True)
+
+    def capture_wanted(self, load: int) -> int:
+        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.wanted`."""
+        return 0 if self._graphs is None else self._graphs.wanted(load)
+
     def graphs(self) -> GraphSet | None:
         """The set in use."""
         return None if self._graphs is None else self._graphs.used

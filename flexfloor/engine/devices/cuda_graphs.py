@@ -53,6 +53,7 @@ class GraphStore:
 
         self._runner, self._wrapper, self._mode = runner, wrapper, CUDAGraphMode.FULL
         self._keys: set[Any] = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
+        self._padded: list[int] = list(runner.cudagraph_dispatcher._bs_to_padded_graph_size)
         self._sets: dict[tuple[int, ...], GraphSet] = {}
         self._lock = threading.Lock()
         self.used = GraphSet(None, addresses(runner), wrapper.concrete_cudagraph_entries)
@@ -70,8 +71,18 @@ class GraphStore:
         top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
         return sorted((k for k in self._keys if k.num_tokens <= top), key=lambda k: -int(k.num_tokens))
 
-    def ready(self, group: Group, load: int) -> dict[str, Any]:
+    def wanted(self, load: int) -> int:
+        """Size of the bucket of ``load`` requests where the graphs in use lack it, else 0."""
+        needed = self.buckets(load)[:1]
+        return next((int(key.num_tokens) for key in needed if key not in self.used.entries), 0)
+
+    def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
         """Use the graphs of ``group`` up to ``load`` requests: kept ones, and captured what is missing. Joint.
+
+        Args:
+            group: the groups of the world.
+            load: most requests that a rank has.
+            lean: capture the bucket of ``load`` alone; smaller batches are padded to the next one that is there.
 
         Returns:
             ``captured``: buckets captured now; ``kept``: buckets found.
@@ -82,7 +93,8 @@ class GraphStore:
             self._drop(group.ranks)
             found = GraphSet(group, now)
         kept = sorted(key.num_tokens for key in found.entries)
-        missing = [key for key in self.buckets(load) if key not in found.entries]
+        needed = self.buckets(load)[:1] if lean else self.buckets(load)
+        missing = [key for key in needed if key not in found.entries]
         self.use(found, extra=missing)
         began = time.perf_counter()
         self._capture(found, missing)
@@ -103,7 +115,11 @@ class GraphStore:
         if graphs.entries and graphs.addresses != addresses(self._runner):
             raise ProtocolError("decode graphs were captured with other addresses and cannot be used again")
         self._wrapper.concrete_cudagraph_entries = graphs.entries
-        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = {*graphs.entries, *(extra or ())}
+        keys = {*graphs.entries, *(extra or ())}
+        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = keys
+        self._runner.cudagraph_dispatcher._bs_to_padded_graph_size = padded(
+            self._padded, sorted(key.num_tokens for key in keys)
+        )
         self.used = graphs
 
     def forget(self, group: Group) -> None:
@@ -142,6 +158,16 @@ class GraphStore:
             raise
         finally:
             set_cudagraph_capturing_enabled(False)
+
+
+def padded(stock: list[int], sizes: list[int]) -> list[int]:
+    """Batch size -> size of the graph that it is padded to, where only graphs of ``sizes`` (ascending) are there.
+
+    A batch above all of them keeps vLLM's own size, for which no graph is found: it runs eagerly and is counted so.
+    """
+    return [
+        0 if batch == 0 else next((size for size in sizes if size >= batch), own) for batch, own in enumerate(stock)
+    ]
 
 
 def addresses(runner: Any) -> tuple[int, ...]:
