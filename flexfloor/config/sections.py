@@ -282,3 +282,21 @@ class RolloutConfig(Section):
         if value == 0:
             raise ValueError("must be -1 (all tokens) or positive")
         return value
+
+
+class VerlConfig(Section):
+    """What only the verl integration reads.
+
+    Attributes:
+        run_dir: folder of plans, events and history; None: ``flexfloor`` below ``trainer.default_local_dir``.
+        item_id: dotted path of the dataset column that identifies a row for ever.
+        seeds: ``item`` seeds each response from (item, epoch, sample); ``stock`` leaves vLLM's own chance.
+        gate: whether a step begins when the first requests of all its trajectories have arrived.
+        shrink: False runs every plan without shrinking and leaves all else as planned.
+    """
+
+    run_dir: str | None = None
+    item_id: Annotated[str, Field(min_length=1)] = "extra_info.item_id"
+    seeds: Literal["item", "stock"] = "item"
+    gate: bool = Field(default=True, strict=True)
+    shrink: bool = Field(default=True, strict=True)

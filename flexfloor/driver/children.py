@@ -101,9 +101,13 @@ def follow(pid: int, created: float) -> None:
     os._exit(1)
 
 
-def warm_up() -> None:
-    """Starts the fork server, which imports vLLM while this process does the same; idempotent."""
-    multiprocessing.forkserver.set_forkserver_preload(list(PRELOADED))
+def warm_up(*more: str) -> None:
+    """Starts the fork server, which imports vLLM while this process does the same; idempotent.
+
+    Args:
+        more: further modules that it imports.
+    """
+    multiprocessing.forkserver.set_forkserver_preload([*PRELOADED, *more])
     multiprocessing.forkserver.ensure_running()
 
 

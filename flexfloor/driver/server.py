@@ -29,6 +29,7 @@ from flexfloor.driver.watchdog import SETTLE_S, Watchdog
 from flexfloor.elastic.board import Board
 from flexfloor.elastic.states import RankState
 from flexfloor.errors import EngineLostError, ProtocolError, RefusedError, TransitionError
+from flexfloor.events import event_file
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class RolloutServer:
             self._engines.processes(),
             self._board,
             stall_s=self._spec.stall_s,
-            events=lambda rank: self._events_dir / f"rank-{rank}.jsonl",
+            events=lambda rank: event_file(self._events_dir, rank, self._spec.settings.replica),
             on_loss=report,
         )
         self._watchdog.start()

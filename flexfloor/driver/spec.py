@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flexfloor.config import FlexFloorConfig
-from flexfloor.engine.settings import EngineSettings
+from flexfloor.engine.settings import EXTENSION, EngineSettings
 
-EXTENSION = "flexfloor.engine.worker.ElasticWorkerExtension"
 CPU_KV_BYTES = 256 << 20
 """KV cache a rank on CPU where the configuration names none; vLLM's own default would share out the whole machine."""
 

@@ -59,7 +59,7 @@ class BedRank:
         from flexfloor.elastic.session import Session
         from flexfloor.engine import lifetime
         from flexfloor.engine.rpc import CoreWorker, exchange_over
-        from flexfloor.engine.worker import EXTENSION
+        from flexfloor.engine.settings import EXTENSION
         from flexfloor.events import EventWriter
 
         lifetime.follow_parent()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
@@ -17,7 +16,7 @@ from flexfloor.elastic.step import Local, Step
 from flexfloor.engine import lifetime
 from flexfloor.engine.rpc import CoreWorker, exchange_over
 from flexfloor.engine.settings import EngineSettings
-from flexfloor.events import EventWriter
+from flexfloor.events import EventWriter, event_file
 
 GATE_PAUSE_S = 0.001
 
@@ -49,7 +48,8 @@ class ElasticCore:
 
     def _writer(self, folder: str, run: str) -> EventWriter:
         rank = int(self.engine.dp_rank)
-        return EventWriter(Path(folder) / f"rank-{rank}.jsonl", run=run, rank=rank, replica=self.settings.replica)
+        file = event_file(folder, rank, self.settings.replica)
+        return EventWriter(file, run=run, rank=rank, replica=self.settings.replica)
 
     def _write_to(self, folder: str, run: str) -> None:
         """Later events go to another run's folder (one server serves several runs)."""
@@ -194,6 +194,7 @@ class ElasticCore:
             session.wake_all()
         elif name == "loaded":
             session.loaded()
+            self._emit("weights_loaded", version=values.get("version"))
         else:
             raise ValueError(f"unknown call '{name}'")
         return json.dumps(session.status())

@@ -11,7 +11,6 @@ from typing import Any
 from flexfloor.engine.core import ElasticCore
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.upstream import replace
-from flexfloor.engine.worker import EXTENSION
 from flexfloor.errors import ProtocolError
 
 
@@ -45,7 +44,7 @@ def patch() -> None:
 
     def _run_busy_loop(self: Any) -> Any:
         settings = EngineSettings.from_env()
-        if settings is not None and self.vllm_config.parallel_config.worker_extension_cls == EXTENSION:
+        if settings is not None and self.vllm_config.parallel_config.worker_extension_cls == settings.extension:
             self.__dict__["_flexfloor"] = ElasticCore(self, settings)
         return run_busy_loop(self)
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flexfloor.errors import InputError
 
 ENV = "FLEXFLOOR_ENGINE"
+EXTENSION = "flexfloor.engine.worker.ElasticWorkerExtension"
 
 
 class EngineSettings(BaseModel):
@@ -36,6 +37,8 @@ class EngineSettings(BaseModel):
         board: path of the status board.
         run: run id written with every event.
         replica: index of this replica.
+        extension: the worker extension class that the engines are started with (another framework may combine its own
+            with ours).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,6 +55,7 @@ class EngineSettings(BaseModel):
     board: str
     run: str = "run"
     replica: int = 0
+    extension: str = EXTENSION
 
     def export(self) -> dict[str, str]:
         """The environment variable that carries these settings to the engine processes."""

@@ -258,11 +258,16 @@ DRIVER: tuple[Symbol, ...] = tuple(
 )
 
 
-def check(symbols: tuple[Symbol, ...]) -> None:
-    """Raise UpstreamChangedError for the first symbol that is missing or has other parameters."""
+def check(symbols: tuple[Symbol, ...], versions: str = ", ".join(VLLM_TESTED)) -> None:
+    """Raise UpstreamChangedError for the first symbol that is missing or has other parameters.
+
+    Args:
+        symbols: what is relied on.
+        versions: tested versions of their package (torch apart), for the message.
+    """
     for symbol in symbols:
         package = symbol.module.split(".")[0]
-        tested = TORCH_TESTED if package == "torch" else ", ".join(VLLM_TESTED)
+        tested = TORCH_TESTED if package == "torch" else versions
         where = f"{symbol.module}.{symbol.name}"
         try:
             found: Any = importlib.import_module(symbol.module)
@@ -270,6 +275,8 @@ def check(symbols: tuple[Symbol, ...]) -> None:
                 found = getattr(found, part)
         except (ImportError, AttributeError) as error:
             raise UpstreamChangedError(package, where, f"is gone (it was {symbol.why})", tested) from error
+        if not callable(found):
+            continue
         parameters = tuple(inspect.signature(inspect.unwrap(found)).parameters)
         missing = [name for name in symbol.parameters if name not in parameters]
         if missing:

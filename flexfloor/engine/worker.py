@@ -9,18 +9,21 @@ from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.world import ElasticWorld
 from flexfloor.errors import InputError
 
-EXTENSION = "flexfloor.engine.worker.ElasticWorkerExtension"
-
 
 class ElasticWorkerExtension:
     """Mixed into vLLM's worker; the elastic state is built at the first call, after the model is loaded."""
 
     def flexfloor_call(self, method: str, *args: Any) -> Any:
         """Call a public method of :class:`ElasticWorld`."""
-        return getattr(_world_of(self), method)(*args)
+        return getattr(world_of(self), method)(*args)
 
 
-def _world_of(worker: Any) -> ElasticWorld:
+def world_of(worker: Any) -> ElasticWorld:
+    """The elastic state of a worker.
+
+    Raises:
+        InputError: its engine was started without FlexFloor settings.
+    """
     world: ElasticWorld | None = worker.__dict__.get("_flexfloor_world")
     if world is None:
         settings = EngineSettings.from_env()

@@ -1,0 +1,1 @@
+"""What a machine without accelerators needs for stock verl."""

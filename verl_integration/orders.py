@@ -1,0 +1,68 @@
+"""What trainer, agent loops and rollout servers say to each other: plain records that travel through Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from verl_integration.epochs import TrainStep
+from verl_integration.section import RunSettings
+
+SERVER_NAME = "vllm_server_{replica}_0"
+"""Name that verl gives to the first server of a replica."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How one request of a planned trajectory is served.
+
+    Attributes:
+        trajectory: id of the trajectory, unique in the step.
+        rank: planned rank.
+        place: position of its first request among the replica's; None for a later turn.
+        more: further turns may follow.
+    """
+
+    trajectory: str
+    rank: int
+    place: int | None
+    more: bool
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a server tells of a finished step.
+
+    Attributes:
+        replica: the replica.
+        ended_at: when the full world stood again (seconds since the epoch).
+        lost: responses that never reached an engine, and why.
+        preempted: preemptions that vLLM reported with the responses.
+    """
+
+    replica: int
+    ended_at: float
+    lost: tuple[str, ...] = ()
+    preempted: int = 0
+
+
+def installation(run: RunSettings, step: TrainStep, replica: int) -> dict[str, Any] | None:
+    """The JSON that every engine of a replica installs; None for a replica without prompts in the step."""
+    if step.plans[replica] is None:
+        return None
+    config = run.config
+    shrink = config.verl.shrink
+    return {
+        "digest": step.digest(replica, shrink=shrink),
+        "epoch": step.epoch,
+        "step": step.step,
+        "ladder": list(step.ladder(replica, shrink=shrink)),
+        "expected": step.expected(replica, config.world_size),
+        "rank_order": list(config.leave_order),
+        "gate": config.verl.gate,
+        "auto_close": True,
+        "end": "full",
+        "seed": config.rollout.seed,
+        "run": run.run,
+        "events_dir": str(run.events_dir),
+    }
