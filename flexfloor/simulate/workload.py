@@ -3,7 +3,8 @@
 Drawn lengths follow a Gaussian copula: response j of item i in epoch e has the normal score
 ``z = sqrt(c) * u_i + sqrt(1 - c) * v_ije`` with independent standard normal u and v, and the length at the quantile
 ``Phi(z)`` of the distribution. So every response has exactly that distribution, and two responses of one item, of the
-same epoch or of another one, have normal scores of correlation c.
+same epoch or of another one, have normal scores of correlation c. A share of runaways can be put on top: responses
+that, independent of their item, do not stop before any limit.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from flexfloor.errors import InputError
 from flexfloor.history import Observation
 
 COLUMNS = ["output_tokens", "probability"]
+ENDLESS = 1 << 20
+"""Tokens of a response that does not stop by itself."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def drawn(
     prompt_tokens: int,
     seed: int,
     scale: float = 1.0,
+    runaways: float = 0.0,
 ) -> Workload:
     """Lengths from a mixture of distributions; the same arguments give the same lengths.
 
@@ -150,6 +154,7 @@ def drawn(
         prompt_tokens: of every prompt.
         seed: of the draw.
         scale: factor on every length.
+        runaways: share of the responses, any item's, that only a limit stops.
     """
     if not 0 <= correlation <= 1:
         raise InputError(f"must lie between 0 and 1, got {correlation:g}", field="--correlation")
@@ -163,6 +168,8 @@ def drawn(
         rest = random.standard_normal((items, responses))
         scores = math.sqrt(correlation) * own[:, None] + math.sqrt(1 - correlation) * rest
         lengths = np.maximum(1, np.rint(scale * mixed.quantiles(_normal_cdf(scores)))).astype(int)
+        if runaways:
+            lengths[random.random(lengths.shape) < runaways] = ENDLESS
         made.append(
             EpochLengths(
                 epoch,
@@ -173,6 +180,7 @@ def drawn(
         )
     note = f"{items} items x {responses} responses drawn with seed {seed}, same-item correlation {correlation:g}"
     note += f" (normal scores), prompts of {prompt_tokens} tokens" + (f", lengths x {scale:g}" if scale != 1 else "")
+    note += f", {runaways:.2%} of the responses stopped by a limit only" if runaways else ""
     return Workload(tuple(made), (note,))
 
 
