@@ -180,7 +180,7 @@ def _empty(params: Any) -> Any:
     """Attention parameters of the same batch sizes, nothing captured."""
     if params is None:
         return None
-    fresh = {}
+    fresh: dict[str, Any] = {}
     for part in fields(params):
         known = getattr(params, part.name)
         fresh[part.name] = {size: ([] if isinstance(value, list) else None) for size, value in known.items()}

@@ -99,7 +99,7 @@ def open_communicator(device: ProcessGroup, cpu: ProcessGroup) -> None:
     Asking for its name makes it (unproven: hccl-name-opens-communicator). The ranks meet on the host first, because
     HCCL's own time limit is the environment's and not the transition's.
     """
-    dist.barrier(group=cpu)
+    dist.all_reduce(torch.zeros(1), group=cpu)
     device._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank(group=device))
 
 

@@ -1,0 +1,470 @@
+"""Whole transitions of the Ascend module over the stand-in: four processes, real ElasticWorld, real groups (gloo).
+
+``python bed.py NAME ..`` runs the scenario once for each named mutant ("none": the module as it is) and prints one
+JSON line each: the rules that were broken, by rank, and what ended a rank early. One import of vLLM serves all runs.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+import types
+from datetime import timedelta
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "standin"), str(HERE)]
+
+import journal  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch_npu  # noqa: E402
+
+RANKS, EXPERTS, HIDDEN = 4, 8, 4
+BUCKETS = (1, 2, 4, 8)
+DEADLINE_S = 20.0
+
+
+class MoERunnerInterface(torch.nn.Module):
+    """vLLM tells MoE layers by this base class's name."""
+
+
+class Experts(torch.nn.Module):
+    log2phy = None
+    _ascend_expert_map = None
+
+    @property
+    def ascend_expert_map(self):
+        return self._ascend_expert_map
+
+
+class Layer(MoERunnerInterface):
+    def __init__(self, index, rank):
+        from vllm_ascend.ops.fused_moe.routed_experts import AscendUnquantizedFusedMoEMethod
+
+        super().__init__()
+        self.index, rows = index, EXPERTS // RANKS
+        self.moe_config = Config(rows)
+        self._quant_method = AscendUnquantizedFusedMoEMethod(self.moe_config)
+        self.gate = torch.nn.Linear(HIDDEN, EXPERTS, bias=False, dtype=torch.bfloat16)
+        torch.nn.init.constant_(self.gate.weight, 0.5 + index)
+        self.gate.register_parameter("weight_fp32", torch.nn.Parameter(self.gate.weight.data.float()))
+        self.experts_ = experts = Experts()
+        experts.moe_config, experts.local_num_experts = self.moe_config, rows
+        experts.expert_map_manager = types.SimpleNamespace(_local_num_experts=rows, moe_parallel_config=None)
+        for name in ("w13_weight", "w2_weight"):
+            weight = torch.full((EXPERTS, HIDDEN, 2 * HIDDEN), float("nan"))  # room for floor 1, spare rows undefined
+            for row in range(rows):
+                weight[row] = rank * rows + row
+            experts.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+        linear = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        linear[rank * rows : (rank + 1) * rows] = torch.arange(rows, dtype=torch.int32)
+        experts.__dict__["_ascend_expert_map"] = linear
+        experts.register_buffer("saved_by_sleep", torch.full((3,), 7.0 + index))
+
+    @property
+    def routed_experts(self):
+        return self.experts_
+
+
+class Config:
+    """FusedMoEConfig, as far as it is read."""
+
+    num_experts, sp_size = EXPERTS, 1
+
+    def __init__(self, rows):
+        self.num_local_experts, self.moe_parallel_config = rows, None
+
+    @property
+    def ep_size(self):
+        return self.moe_parallel_config.ep_size
+
+
+class Model(torch.nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer(index, rank) for index in range(2))
+        self.head = torch.nn.Parameter(torch.full((HIDDEN,), 3.0), requires_grad=False)
+
+    def forward(self, key):
+        """Reads what a step reads, and meets where a step meets."""
+        runner = self.runner
+        from vllm.distributed import get_dp_group, get_ep_group
+        from vllm_ascend.ascend_forward_context import MoECommType, select_moe_comm_method
+        from vllm_ascend.distributed.parallel_state import get_mc2_group
+        from vllm_ascend.ops.fused_moe.moe_comm_method import get_moe_comm_method
+
+        for layer in self.layers:
+            experts, config = layer.routed_experts, layer.moe_config
+            size, place = get_ep_group().world_size, get_ep_group().rank_in_group
+            rows = EXPERTS // size
+            for name in ("ascend_expert_map", "log2phy", "w13_weight", "w2_weight", "saved_by_sleep"):
+                runner.standin_read(name, getattr(experts, name))
+            runner.standin_read("weight_fp32", layer.gate.weight_fp32)
+            runner.standin_read("head", self.head)
+            if experts.w13_weight.shape[0] != rows or experts.w2_weight.shape[0] != rows:
+                journal.breaks("active-rows", f"{experts.w13_weight.shape[0]} rows are shown in a world of {size}")
+            if not torch.equal(layer.gate.weight_fp32, layer.gate.weight.float()):
+                journal.breaks("derived-weights", "the router's float32 weights are not its weights")
+            kind = select_moe_comm_method(key.num_tokens, runner.vllm_config)
+            method = get_moe_comm_method(kind, config)
+            if method is None:
+                journal.breaks("dispatchers", f"there is no {kind.name} method for this world")
+                continue
+            dispatcher, group = method.token_dispatcher, get_dp_group()
+            if kind is MoECommType.ALLGATHER:
+                if dispatcher.num_experts_local != rows:
+                    journal.breaks("dispatchers", f"all-gather counts {dispatcher.num_experts_local} rows, not {rows}")
+            else:
+                group = get_mc2_group() if kind is MoECommType.MC2 else get_ep_group()
+                name = group.device_group._get_backend(torch.device("npu")).hccl_name
+                if dispatcher.moe_all_to_all_group_name != name:
+                    journal.breaks("dispatchers", "a dispatcher holds another communicator")
+                if kind is MoECommType.MC2 and (dispatcher.ep_world_size, dispatcher.ep_rank_id) != (size, place):
+                    journal.breaks(
+                        "dispatchers", f"MC2 holds rank {dispatcher.ep_rank_id} of {dispatcher.ep_world_size}"
+                    )
+            ids = [
+                m.token_dispatcher.expert_ids_per_ep_rank
+                for m in self.runner.standin_methods().values()
+                if hasattr(m.token_dispatcher, "expert_ids_per_ep_rank")
+            ]
+            for table in ids:
+                runner.standin_read("expert_ids_per_ep_rank", table)
+            self._meet(group, kind.name)
+        return key.num_tokens
+
+    def _meet(self, group, what):
+        """A collective of the members, on the group that the step uses."""
+        members = self.runner.members
+        if len(members) == 1:
+            return
+        for part in (group.device_group, group.cpu_group):
+            ranks = tuple(dist.get_process_group_ranks(part))
+            if ranks != members or tuple(group.ranks) != members:
+                journal.breaks("no-subset-collective", f"{what} would meet {ranks}, the members are {members}")
+                return
+        backend = group.device_group._get_backend(torch.device("npu"))
+        if not backend.opened:
+            journal.breaks("opened-in-staging", f"{backend.hccl_name} would be made by a step")
+        mine = torch.ones(1)
+        dist.all_reduce(mine, group=group.device_group)
+        assert int(mine) == len(members)
+
+
+class Coordinator:
+    def __init__(self, kind, ranks, cpu, device):
+        self.kind, self.ranks, self.world_size, self.group_ranks = kind, list(ranks), len(ranks), [list(ranks)]
+        self.rank_in_group = list(ranks).index(dist.get_rank())
+        self.cpu_group, self.device_group, self.device_communicator = cpu, device, None
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    num_tokens: int
+
+
+class Buffer:
+    def __init__(self):
+        self.gpu = torch.arange(1, 9, dtype=torch.int32)
+        self.cpu = self.gpu.clone()
+
+
+def build(rank):
+    """A worker in the full world, as vllm-ascend would leave it: loaded into the pool, graphs captured."""
+    import vllm.distributed.parallel_state as state
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.worker.workspace import init_workspace_manager
+    from vllm_ascend.compilation import acl_graph
+    from vllm_ascend.device_allocator.camem import CaMemAllocator
+    from vllm_ascend.distributed import parallel_state as ascend_state
+    from vllm_ascend.ops.fused_moe.moe_comm_method import _MoECommMethods, setup_moe_comm_method
+    from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
+    from vllm_ascend.worker.worker import NPUWorker
+
+    from flexfloor.engine.devices import ascend_experts, ascend_groups
+    from flexfloor.engine.wiring import Wiring
+
+    init_workspace_manager(torch.device("cpu"), 1)
+    store = dist.distributed_c10d._get_default_store()
+    full = ascend_groups.survivors("full", range(RANKS), store, 20.0)
+    parts = {k: Coordinator(k, full.ranks, full.cpu, full.parts[k].device) for k in ("dp", "ep", "mc2")}
+    state._DP, state._EP, ascend_state._MC2 = parts["dp"], parts["ep"], parts["mc2"]
+    alone = types.SimpleNamespace(world_size=1, rank_in_group=0, ranks=[rank])
+    state._TP = state._PCP = alone
+    parallel = Parallel(rank)
+    config = types.SimpleNamespace(
+        parallel_config=parallel,
+        model_config=types.SimpleNamespace(
+            enable_sleep_mode=True, enable_return_routed_experts=False, get_num_experts=lambda: EXPERTS
+        ),
+        compilation_config=types.SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY),
+        use_v2_model_runner=False,
+        quant_config=None,
+    )
+    model = Model(rank)
+    runner = NPUModelRunner()
+    model.__dict__["runner"] = runner
+    for layer in model.layers:
+        layer.moe_config.moe_parallel_config = Wiring.parallel_of(types.SimpleNamespace(config=config), layer, RANKS)
+        layer._quant_method.process_weights_after_loading(layer.routed_experts)
+        ascend_experts.expose(layer.routed_experts)
+    setup_moe_comm_method(model.layers[-1].moe_config)
+    runner.model = acl_graph.ACLGraphWrapper(model, config, CUDAGraphMode.FULL)
+    runner.vllm_config, runner.parallel_config, runner.drafter = config, parallel, None
+    runner.dp_size, runner.dp_rank, runner.members = RANKS, rank, full.ranks
+    runner.standin_methods = lambda: _MoECommMethods
+    runner.cudagraph_dispatcher = types.SimpleNamespace(
+        cudagraph_keys={CUDAGraphMode.FULL: {Key(size) for size in BUCKETS}}
+    )
+    tables = types.SimpleNamespace(block_tables=[types.SimpleNamespace(block_table=Buffer())])
+    tables.block_tables[0].block_table.gpu.zero_()
+    runner.input_batch = types.SimpleNamespace(block_table=tables)
+    runner.kv_caches = [(torch.zeros(16), torch.zeros(16)) for _ in model.layers]
+    acl_graph.set_graph_params(list(BUCKETS))
+    hold_all(CaMemAllocator.get_instance(), model, runner, _MoECommMethods)
+    worker = NPUWorker()
+    worker.model_runner, worker.vllm_config, worker.parallel_config = runner, config, parallel
+    worker.device = torch.device("cpu")
+    runner.capture_model()
+    tables.block_tables[0].block_table = Buffer()
+    return worker
+
+
+class Parallel:
+    enable_expert_parallel, all2all_backend, enable_eplb = True, "allgather_reducescatter", False
+    world_size = pipeline_parallel_size = 1
+
+    def __init__(self, rank):
+        self.data_parallel_size, self.data_parallel_rank = RANKS, rank
+
+    @property
+    def world_size_across_dp(self):
+        return self.world_size * self.data_parallel_size
+
+
+def hold_all(allocator, model, runner, methods):
+    """Everything that load made lies in the weights pool, saved by sleep or not; KV in its own."""
+    tensors = [p.data for p in model.parameters()] + list(model.buffers())
+    for layer in model.layers:
+        whole = layer.routed_experts.__dict__["flexfloor_rows"]
+        tensors += [*whole, layer.routed_experts.log2phy, layer.routed_experts.ascend_expert_map]
+    for method in methods.values():
+        table = getattr(method.token_dispatcher, "expert_ids_per_ep_rank", None)
+        tensors += [] if table is None else [table]
+    for tensor in {t.untyped_storage().data_ptr(): t for t in sorted(tensors, key=torch.numel)}.values():
+        allocator.standin_hold("weights", tensor)
+    for pair in runner.kv_caches:
+        for tensor in pair:
+            allocator.standin_hold("kv_cache", tensor)
+
+
+# -- the scenario --------------------------------------------------------------------------------
+
+
+class Run:
+    """One rank of the scenario."""
+
+    def __init__(self, rank, mutant):
+        from flexfloor.elastic.placement import Placement
+        from flexfloor.engine.devices.ascend import AscendDevice
+        from flexfloor.engine.settings import EngineSettings
+        from flexfloor.engine.world import ElasticWorld
+
+        self.rank, self.serial = rank, 0
+        self.worker = build(rank)
+        self.runner = self.worker.model_runner
+        settings = EngineSettings(world_size=RANKS, smallest_floor=1, events_dir=".", board="b", deadline_s=DEADLINE_S)
+        mutant()
+        self.world = ElasticWorld(self.worker, AscendDevice(), settings)
+        self.base = Placement.linear(EXPERTS, RANKS, EXPERTS)
+        self.placement, self.members, self.asleep = self.base, tuple(range(RANKS)), set()
+        self.load = 3
+
+    def step(self):
+        """One decode step of two requests on every member, and every expert must be found where the tables say."""
+        if self.rank not in self.members:
+            return
+        self.runner.members = self.members
+        before, replays = self.tables(), self.replays()
+        self.runner._dummy_run(2)
+        if self.replays() != replays + 1:
+            journal.breaks("eager-or-captured", "a decode step was not replayed from a graph")
+        if before != self.tables():
+            journal.breaks("block-tables", "the blocks of requests are gone")
+        self.experts_found()
+
+    def replays(self):
+        return sum(entry[0] == "replay" for entry in journal.entries)
+
+    def tables(self):
+        buffer = self.runner.input_batch.block_table.block_tables[0].block_table
+        return [buffer.gpu.tolist(), buffer.cpu.tolist()]
+
+    def experts_found(self):
+        from vllm.distributed import get_dp_group
+
+        for layer in self.runner.get_model().layers:
+            experts = layer.routed_experts
+            mine = experts.w13_weight.data[:, 0, 0].clone()
+            shown = [torch.empty_like(mine) for _ in self.members]
+            if len(self.members) > 1:
+                dist.all_gather(shown, mine, group=get_dp_group().cpu_group)
+            else:
+                shown = [mine]
+            physical = torch.cat(shown)
+            if physical[experts.log2phy.long()].tolist() != list(range(EXPERTS)):
+                journal.breaks("every-expert-found", f"physical rows hold {physical.tolist()}")
+            place, rows = self.members.index(self.rank), EXPERTS // len(self.members)
+            wanted = [p - place * rows if place * rows <= p < (place + 1) * rows else -1 for p in range(EXPERTS)]
+            if experts.ascend_expert_map.tolist() != wanted:
+                journal.breaks("map-by-physical-id", f"{experts.ascend_expert_map.tolist()}")
+
+    def ticket(self, after, moves, maps, woken=(), before=None):
+        from flexfloor.elastic.ticket import Ticket
+
+        self.serial += 1
+        before = self.members if before is None else before
+        return Ticket(self.serial, before, tuple(after), tuple(moves), maps, tuple(woken), (), DEADLINE_S, self.load)
+
+    def shrink(self, after, *, undo=False):
+        from flexfloor.elastic import placement as rows_of
+
+        target, moves = rows_of.shrink(self.placement, list(after))
+        maps = {rank: target.expert_map(rank) for rank in after}
+        ticket = self.ticket(after, moves, maps)
+        journal.enter("stage", ticket.serial)
+        self.world.prepare(ticket)
+        self.world.stage(ticket)
+        dist.all_reduce(torch.zeros(1))
+        journal.enter("switch", ticket.serial)
+        self.world.switch(ticket)
+        self.runner.members = tuple(after)
+        journal.enter("capture", ticket.serial)
+        self.world.capture(ticket)
+        self.world.trial(ticket)
+        if undo:
+            self.world.undo(ticket)
+            return
+        self.world.confirm(ticket)
+        left = [rank for rank in self.members if rank not in after]
+        self.placement, self.members = target, tuple(after)
+        self.step()
+        dist.all_reduce(torch.zeros(1))
+        if self.rank in left:
+            self.park()
+        self.asleep |= set(left)
+        dist.all_reduce(torch.zeros(1))
+        self.step()
+
+    def park(self):
+        self.world.park()
+        while (report := self.world.park_report()) is None:
+            time.sleep(0.01)
+        if "error" in report or report["released_bytes"] <= 0:
+            journal.breaks("released", str(report))
+
+    def restore(self, kind):
+        from flexfloor.elastic import placement as rows_of
+
+        parked = [rank for rank in range(RANKS) if rank not in self.members]
+        woken = parked if kind == "full" else []
+        held = self.placement.clone()
+        held.forget(parked)
+        target, moves = rows_of.restore(held, self.base, [*self.members, *woken])
+        ticket = self.ticket(range(RANKS), moves, {}, woken)
+        journal.enter("restore", ticket.serial)
+        self.world.wake(ticket)
+        self.world.refill(ticket)
+        self.world.switch_back(ticket)
+        self.world.confirm(ticket)
+        self.placement, self.members = target, tuple(range(RANKS))
+        if kind == "full":
+            self.asleep = set()
+            self.step()
+
+    def wake_all(self):
+        from flexfloor.elastic import placement as rows_of
+
+        sleepers = sorted(self.asleep)
+        target, moves = rows_of.refill(self.placement, self.base, sleepers)
+        donors = [rank for rank in range(RANKS) if rank not in self.asleep]
+        ticket = self.ticket(donors, moves, {}, sleepers, tuple(donors))
+        journal.enter("wake_all", ticket.serial)
+        self.world.wake(ticket)
+        self.world.refill(ticket)
+        self.placement, self.asleep = target, set()
+        self.step()
+
+    def play(self):
+        self.step()
+        self.shrink((1, 3))
+        self.shrink((3,))
+        self.restore("full")
+        self.shrink((0, 2), undo=True)
+        self.step()
+        self.shrink((0, 1))
+        self.restore("topology")
+        self.wake_all()
+        self.shrink((1, 3))
+        self.restore("full")
+
+
+def one(rank, folder, name, out):
+    import mutants
+
+    journal.clear()
+    error = None
+    try:
+        os.environ.pop("MASTER_ADDR", None)
+        store = dist.FileStore(str(folder / "store"), RANKS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=30))
+        Run(rank, mutants.ALL[name]).play()
+    except BaseException as raised:  # noqa: BLE001
+        error = f"{type(raised).__name__}: {raised}".splitlines()[0]
+        if os.environ.get("BED_TRACE"):
+            traceback.print_exc()
+    out.write_text(json.dumps({"broken": journal.broken, "error": error, "journal": journal.entries}))
+    os._exit(0)
+
+
+def run(name):
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        children = []
+        for rank in range(RANKS):
+            child = os.fork()
+            if child == 0:
+                one(rank, folder, name, folder / f"{rank}.json")
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def prepare():
+    torch.set_num_threads(1)
+    os.environ.update(TASK_QUEUE_ENABLE="1", VLLM_USE_V2_MODEL_RUNNER="0")
+    import vllm.config
+    import vllm.distributed
+    import vllm.model_executor.layers.fused_moe.config
+    import vllm.v1.worker.workspace  # noqa: F401
+
+    torch_npu.install()
+    import vllm_ascend.worker.model_runner_v1  # noqa: F401
+
+    import flexfloor.engine.devices.ascend
+    import flexfloor.engine.world  # noqa: F401
+
+
+if __name__ == "__main__":
+    prepare()
+    import mutants
+
+    for mutant in sys.argv[1:] or mutants.ALL:
+        began = time.monotonic()
+        ranks = run(mutant)
+        print(json.dumps({"mutant": mutant, "ranks": ranks, "seconds": time.monotonic() - began}), flush=True)

@@ -1,0 +1,159 @@
+"""Whole transitions of the Ascend module over a stand-in of torch_npu and vllm-ascend (issue 6, line 4).
+
+The stand-in computes nothing: it keeps a journal and knows the rules. The module as it is breaks none; each mutant
+breaks the rule that is named for it.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+STANDIN = HERE / "standin"
+
+
+def _mutants():
+    """Names and rules, read and not imported: the stand-in must not enter this process."""
+    tree = ast.parse((HERE / "mutants.py").read_text(encoding="utf-8"))
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            for call in node.decorator_list:
+                found[node.name.replace("_", "-")] = call.args[0].value
+    return found
+
+
+RULES = _mutants()
+
+
+@pytest.fixture(scope="session")
+def runs():
+    """Mutant -> what each rank reported."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "bed.py")], capture_output=True, text=True, check=False, timeout=480
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["mutant"]: line["ranks"] for line in lines}
+
+
+@pytest.fixture
+def journals(runs):
+    return [rank["journal"] for rank in runs["none"]]
+
+
+def test_the_module_breaks_no_rule(runs):
+    for rank in runs["none"]:
+        assert rank["error"] is None
+        assert rank["broken"] == []
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_rejects_its_mutant(name, runs):
+    ranks, rule = runs[name], RULES[name]
+    if rule == "error":
+        assert any((rank["error"] or "").startswith("ProtocolError") for rank in ranks)
+        return
+    found = {what.split(":")[0] for rank in ranks for what in rank["broken"]}
+    assert rule in found, f"{name} passed ({found}, {[rank['error'] for rank in ranks]})"
+
+
+def test_the_scenario_reaches_every_world(journals):
+    """4 -> 2 -> 1 -> 4, an undone shrink, 4 -> 2 with a topology restore and wake_all, 4 -> 2 -> 4."""
+    phases = [[entry[1] for entry in journal if entry[0] == "phase"] for journal in journals]
+    shrink = ["stage", "switch", "capture"]
+    assert phases[0] == [*shrink * 2, "restore", *shrink * 2, "restore", "wake_all", *shrink, "restore"]
+    assert all(phase == phases[0] for phase in phases)
+
+
+def test_weights_wake_first_and_each_pool_once(journals):
+    for journal in journals:
+        moves = [tuple(entry) for entry in journal if entry[0] in ("sleep", "wake")]
+        assert moves
+        wanted = [("sleep", 2), ("wake", ["weights"]), ("wake", ["kv_cache"])]
+        assert moves == [(a, b) for a, b in wanted * (len(moves) // 3)]
+
+
+def test_survivors_capture_equal_lists_after_a_reset(journals):
+    by_transition = {}
+    for journal in journals:
+        serial, was_reset = 0, True
+        for entry in journal:
+            if entry[0] == "phase":
+                serial, was_reset = entry[2], False
+            elif entry[0] == "reset":
+                was_reset = True
+            elif entry[0] == "capture" and serial:
+                assert was_reset
+                by_transition.setdefault(serial, []).append(tuple(entry[1]))
+    assert len(by_transition) == 5
+    for lists in by_transition.values():
+        assert len(set(lists)) == 1
+    assert sorted(len(lists) for lists in by_transition.values()) == [1, 2, 2, 2, 2]
+
+
+def test_groups_are_made_by_their_members_only_and_only_when_needed(journals):
+    for rank, journal in enumerate(journals):
+        made = [entry for entry in journal if entry[0] == "group"]
+        assert all(rank in entry[2] for entry in made)
+        sets = {tuple(entry[2]) for entry in made}
+        assert (0, 1, 2, 3) in sets
+        assert sets <= {(0, 1, 2, 3), (1, 3), (0, 2), (0, 1)}
+    made = [(e[1].split("_")[0], e[3]) for e in journals[1] if e[0] == "group" and e[2] == [1, 3]]
+    assert made == [("dp", 50), ("ep", 200), ("mc2", None)]  # kept: the second (1, 3) makes none
+
+
+def test_the_full_world_is_not_built_again(journals):
+    for journal in journals:
+        assert sum(entry[0] == "setup" and entry[1] == 4 for entry in journal) == 1
+
+
+# -- the stand-in is what the packages are --------------------------------------------------------
+
+
+def _definitions(tree, prefix=""):
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield f"{prefix}{node.name}", None
+            yield from _definitions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            own = node.name.startswith("_") and not node.name.startswith("__")
+            known = node.name in ("_sync_metadata_across_dp", "_dummy_run", "_moe_config_key", "_get_token_dispatcher")
+            if "standin" not in node.name and (known or not own):
+                yield f"{prefix}{node.name}", [arg.arg for arg in node.args.args]
+
+
+OWN = {"poison", "is_poisoned", "AllGatherCommImpl._sizes"}
+FILES = sorted(path for path in (STANDIN / "vllm_ascend").rglob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_stand_in_has_the_real_signatures(path, trees):
+    from flexfloor.engine.devices.ascend_contract import RC
+    from flexfloor.engine.devices.source_tree import has, takes
+
+    file = str(path.relative_to(STANDIN / "vllm_ascend"))
+    for name, parameters in _definitions(ast.parse(path.read_text(encoding="utf-8"))):
+        if name in OWN:
+            continue
+        rule = (
+            has(name)
+            if parameters is None or (name.endswith("__init__") and parameters == ["self", "kwargs"])
+            else None
+        )
+        rule = rule or takes(name, *parameters)
+        assert rule(trees[RC], file) is None
+
+
+def test_the_stand_in_of_torch_npu_is_small_and_real(torch_npu_tree):
+    text = "".join(p.read_text(encoding="utf-8") for p in torch_npu_tree.root.rglob("*.py") if "npu" in p.parts)
+    for name in ("mem_get_info", "synchronize", "current_device", "set_device", "empty_cache", "current_stream"):
+        assert f"def {name}(" in text, name
+    for name in ("Stream", "Event"):
+        assert f"class {name}(" in text, name
+    lines = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in STANDIN.rglob("*.py"))
+    assert lines < 700
