@@ -6,13 +6,16 @@ Nothing here imports vllm or torch, so that a refusal takes no longer than readi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from flexfloor import exchange
 from flexfloor.config import FlexFloorConfig
+from flexfloor.engine.devices import ascend_options
 from flexfloor.engine.upstream import VLLM_TESTED
 from flexfloor.errors import InputError, RefusedError
 from flexfloor.plan import EpochPlan
@@ -208,6 +211,30 @@ def _options(run: Proposal) -> None:
             raise RefusedError(f"engine.vllm.{name} is {value!r}", remedy=remedy)
 
 
+def _ascend(run: Proposal) -> None:
+    config = run.config
+    if config.hardware is None:
+        if any(Path("/dev").glob("davinci[0-9]*")):
+            raise RefusedError(
+                "this machine has Ascend devices, and the configuration does not say which",
+                remedy="set hardware: ascend-a2 or hardware: ascend-a3",
+            )
+        return
+    if config.engine.combine != "stock":
+        raise RefusedError("there is no EP-invariant combine on Ascend", remedy="set engine.combine: stock")
+    problems = [
+        *ascend_options.engine_problems(config.engine.vllm, eager=config.engine.enforce_eager),
+        *ascend_options.variable_problems(os.environ),
+    ]
+    for problem in problems:
+        raise RefusedError(problem.what, remedy=problem.line)
+    captured = (config.engine.vllm.get("compilation_config") or {}).get("cudagraph_capture_sizes") or [1]
+    for size in config.admissible_sizes:
+        reason = exchange.refused(config.hardware, size, run.model.experts, max(captured))
+        if reason is not None:
+            raise RefusedError(reason, remedy="choose other floors or smaller cudagraph_capture_sizes")
+
+
 def _items(run: Proposal) -> None:
     for step in run.plan.steps:
         for item_id in step.items:
@@ -238,4 +265,14 @@ def _lengths(run: Proposal) -> None:
             raise InputError(what, file=run.workload.file, field="prompt_token_ids")
 
 
-CHECKS: tuple[Callable[[Proposal], None], ...] = (_vllm, _model, _world, _sizes, _options, _items, _sequences, _lengths)
+CHECKS: tuple[Callable[[Proposal], None], ...] = (
+    _vllm,
+    _model,
+    _world,
+    _sizes,
+    _options,
+    _ascend,
+    _items,
+    _sequences,
+    _lengths,
+)
