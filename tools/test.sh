@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Sets itself up and runs the tests that a laptop can run: tests/unit and tests/engine (real vLLM on CPU).
-# Arguments go to pytest and replace these two folders:  bash tools/test.sh tests/unit -k planner
+# Sets itself up and runs the tests that a laptop can run: tests/unit, tests/engine (real vLLM on CPU) and tests/verl
+# (stock verl, real vLLM).
+# Arguments go to pytest and replace these folders:  bash tools/test.sh tests/unit -k planner
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash tools/environment.sh
 venv="${FLEXFLOOR_VENV:-$PWD/.venv}"
-[ $# -gt 0 ] || set -- tests/unit tests/engine
+[ $# -gt 0 ] || set -- tests/unit tests/engine tests/verl
 printf '[test] pytest %s\n' "$*" >&2
 exec "$venv/bin/python" -m pytest "$@"

@@ -8,10 +8,10 @@ RUN_DIR/responses.jsonl       with ``flexfloor.verl.responses: true``
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -47,17 +47,8 @@ class RunRecords:
         self.events = EventWriter(run.events_dir / "driver.jsonl", run=run.run)
 
     def resume(self, global_step: int) -> int:
-        """Goes back to what was known at checkpoint ``global_step``; returns the steps forgotten.
-
-        Plans of epochs that had not begun are forgotten too: they were made from what is forgotten.
-        """
-        forgotten = self.history.rewind(global_step)
-        if forgotten:
-            kept = self.path / "forgotten" / time.strftime("%Y%m%d-%H%M%S")
-            kept.mkdir(parents=True, exist_ok=True)
-            shutil.move(str(self.path / "plans"), str(kept / "plans"))
-            (self.path / "plans").mkdir()
-        return forgotten
+        """Goes back to what was known at checkpoint ``global_step``; returns the steps forgotten."""
+        return self.history.rewind(global_step)
 
     def known(self, global_step: int) -> LengthHistory:
         """Length history as of a global step."""
@@ -72,6 +63,11 @@ class RunRecords:
         """A finished rollout step, in one transaction; then lengths.jsonl, which `flexfloor plan` reads."""
         self.history.record_step(global_step, epoch, observed)
         write_lengths(self.path / "lengths.jsonl", self.history.observations())
+
+    def save_responses(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Appends to responses.jsonl (the format of `flexfloor rollout`)."""
+        with (self.path / "responses.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
     def close(self) -> None:
         """Closes history and events."""

@@ -107,7 +107,7 @@ def fill(data: dict[str, Any], config: Any, facts: ModelFacts | None = None) -> 
         ("world_size", rollout.data_parallel_size, "actor_rollout_ref.rollout.data_parallel_size"),
         ("responses_per_prompt", rollout.n, "actor_rollout_ref.rollout.n"),
         ("step_prompts", config.data.train_batch_size, "data.train_batch_size"),
-        ("num_experts", facts.experts if facts else None, "the model's config.json"),
+        ("num_experts", (facts.experts or None) if facts else None, "the model's config.json"),
         ("tail_guard.l_max", config.data.max_response_length, "data.max_response_length"),
         ("rollout.temperature", float(rollout.temperature), "actor_rollout_ref.rollout.temperature"),
         ("rollout.top_p", float(rollout.top_p), "actor_rollout_ref.rollout.top_p"),

@@ -172,6 +172,8 @@ class FlexFloorTrainer(PPOTrainerSync):  # type: ignore[misc]
         step = self._step
         if step is not None and self._ended_at is not None:
             kept = self._kept(batch)
+            if self.section.verl.responses:
+                self._save_responses(step, batch)
             self._finish_rollout(step, kept, self._ended_at)
             self._ended_at = None
         return super()._balance_batch(batch, metrics, **kwargs)
@@ -181,6 +183,28 @@ class FlexFloorTrainer(PPOTrainerSync):  # type: ignore[misc]
         tokens = [int(mask.sum()) for mask in masks["response_mask"].unbind()]
         prompts = [int(tag["prompt_len"]) for tag in batch.tags]
         return gather(batch.keys, prompts, tokens, self._prompts, self.section.tail_guard.l_max)
+
+    def _save_responses(self, step: TrainStep, batch: Any) -> None:
+        fields = ["responses", "rollout_log_probs"] if self._has_logprobs() else ["responses"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        columns = [data[field].unbind() for field in fields]
+        lines = []
+        for key, *values in zip(batch.keys, *columns, strict=True):
+            uid, session, _ = key.rsplit("_", 2)
+            placement = self._prompts[uid]
+            line = {
+                "item_id": placement.item_id,
+                "epoch": step.epoch,
+                "step": step.step,
+                "sample": placement.samples[int(session)],
+                "rank": placement.rank,
+                "token_ids": values[0].tolist(),
+            }
+            lines.append(line | {"logprobs": values[1].tolist()} if len(values) > 1 else line)
+        self.records.save_responses(lines)
+
+    def _has_logprobs(self) -> bool:
+        return bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
 
     def _finish_rollout(self, step: TrainStep, kept: list[Kept], ended_at: float) -> None:
         short = sum(one.censored for one in kept)

@@ -293,6 +293,7 @@ class VerlConfig(Section):
         seeds: ``item`` seeds each response from (item, epoch, sample); ``stock`` leaves vLLM's own chance.
         gate: whether a step begins when the first requests of all its trajectories have arrived.
         shrink: False runs every plan without shrinking and leaves all else as planned.
+        responses: whether responses are written to RUN_DIR/responses.jsonl (tokens and logprobs; large).
     """
 
     run_dir: str | None = None
@@ -300,3 +301,4 @@ class VerlConfig(Section):
     seeds: Literal["item", "stock"] = "item"
     gate: bool = Field(default=True, strict=True)
     shrink: bool = Field(default=True, strict=True)
+    responses: bool = Field(default=False, strict=True)
