@@ -235,7 +235,8 @@ class PairModel:
         weights, demand = self._weights, self._demand
         terms: Terms = []
         if weights.peak:
-            terms += [(v, float(self._columns.peaks[k]) * weights.peak) for k, v in zip(indices, taken, strict=True)]
+            peaks = self._columns.peaks[indices].astype(np.float64) * weights.peak
+            terms += list(zip(taken, peaks.tolist(), strict=True))
         steps = np.diff(demand.tails) * (weights.gap / 1e6)
         terms += [(v, float(step)) for v, step in zip(spans, steps, strict=True) if step]
         ends = demand.completions * (weights.completion / 1e6)
