@@ -89,6 +89,24 @@ def refused(hardware: str, ep: int, experts: int, tokens: int = 1) -> str | None
     return None
 
 
+def mc2_buffer_bytes(hidden: int, experts: int, top_k: int, tokens: int, shared: int = 0) -> int:
+    """Least HCCL_BUFFSIZE, in bytes, for MC2 on A3: the same at every EP size, as each has experts / EP rows.
+
+    Args:
+        hidden: hidden size of the model.
+        experts: experts of a layer.
+        top_k: experts a token is routed to.
+        tokens: largest captured decode batch.
+        shared: shared experts.
+    """
+    row = _aligned(_aligned(2 * hidden, 32) + 64, 512)
+    return 2 * (experts * tokens * row + (top_k + shared) * tokens * _aligned(2 * hidden, 512))
+
+
+def _aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
 def admissible(hardware: str, world: int, experts: int, tokens: int = 1) -> tuple[int, ...]:
     """EP sizes up to ``world`` that can run, descending."""
     return tuple(ep for ep in range(world, 0, -1) if refused(hardware, ep, experts, tokens) is None)

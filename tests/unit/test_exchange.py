@@ -66,6 +66,11 @@ def test_a_batch_that_the_operator_does_not_take():
     assert exchange.refused("ascend-a3", 16, 128, 512) is None
 
 
+def test_buffer_of_mc2():
+    # Qwen3-30B-A3B, batches of 64: 2 x (128 x 64 x 4608 + 8 x 64 x 4096) bytes, below HCCL's own 200 MB
+    assert exchange.mc2_buffer_bytes(2048, 128, 8, 64) == 79_691_776
+
+
 def test_config_refuses_a_size_with_the_reason(tmp_path):
     with pytest.raises(InputError, match=r"floors.natural: vllm-ascend picks MC2 at EP 24"):
         load_config(written(tmp_path, floors="[24]", experts=96))

@@ -488,6 +488,19 @@ GRAPHS = (
         "capturing goes through vLLM's own loop over the dispatcher's keys",
     ),
     Assumption(
+        "compiled-code-runs-eagerly",
+        "compilation/compiler_interface.py",
+        (says("_configure_backend", "'force_eager': True"),),
+        "compiled code captures no graph of its own; static kernels, which are built for one world, are refused",
+    ),
+    Assumption(
+        "moe-is-one-opaque-operator",
+        "ops/fused_moe/fused_moe.py",
+        (says("AscendMoERunner.forward", "result = self._forward_entry("),),
+        "compiled code does not look into the MoE layer, whose world changes",
+        (RC,),
+    ),
+    Assumption(
         "capture-needs-compile-mode",
         _RUNNER,
         (says("NPUModelRunner._use_aclgraph", "self.compilation_config.mode == CompilationMode.VLLM_COMPILE"),),
@@ -656,11 +669,12 @@ def broken(tree: SourceTree, package: str, release: str = RC) -> dict[str, str]:
 
 
 def table() -> list[str]:
-    """One row of docs/ascend.md an assumption: name, file, what stands on it, releases."""
+    """One row of docs/ascend.md an assumption: name, file, what stands on it, test, releases."""
     rows = []
     for a in ALL:
         where = ", ".join(a.releases) if a.package == "vllm_ascend" else TORCH_NPU
-        rows.append(f"| `{a.name}` | `{a.package}/{a.file}` | {a.why} | {where} |")
+        test = f"test_contract.py::test_{a.package}"
+        rows.append(f"| `{a.name}` | `{a.package}/{a.file}` | {a.why} | `{test}` | {where} |")
     return rows
 
 

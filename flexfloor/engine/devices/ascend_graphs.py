@@ -138,12 +138,16 @@ class AclGraphs:
         AclGraphSleepWakeupManager.reset_all_graph_params()
 
     def _capture(self) -> None:
+        from vllm.compilation.monitor import set_cudagraph_capturing_enabled
         from vllm.config import set_current_vllm_config
         from vllm.v1.worker.workspace import unlock_workspace
 
-        with self._without_blocks(), set_current_vllm_config(self._runner.vllm_config):
-            unlock_workspace()  # capture_model locks it again
-            self._runner.capture_model()
+        try:
+            with self._without_blocks(), set_current_vllm_config(self._runner.vllm_config):
+                unlock_workspace()  # capture_model locks it again
+                self._runner.capture_model()
+        finally:
+            set_cudagraph_capturing_enabled(False)  # a capture that failed leaves it on, and a miss would capture
 
     @contextmanager
     def _without_blocks(self) -> Iterator[None]:
