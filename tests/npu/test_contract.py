@@ -117,25 +117,38 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("file", "old", "new", "name"), CHANGES, ids=[c[3] for c in CHANGES])
-def test_a_renamed_symbol_is_found(file, old, new, name, trees, tmp_path):
+def test_a_renamed_symbol_is_found(file, old, new, name, copied):
+    assert broken(copied(), "vllm_ascend") == {}
+    tree = copied(file)
+    place = tree.root / file
+    text = place.read_text(encoding="utf-8")
+    assert old in text
+    place.write_text(text.replace(old, new), encoding="utf-8")
+    found = broken(tree, "vllm_ascend")
+    assert name in found
+    assert file in found[name]
+
+
+@pytest.fixture
+def copied(trees, tmp_path):
+    """Makes trees over a copy of the package; what is not named keeps its parsed form."""
     copy = tmp_path / "vllm_ascend"
     for part in {a.file for a in OWN}:
         source = trees[RC].root / part
         if source.is_file():
             (copy / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy / part)
-    assert broken(SourceTree(copy), "vllm_ascend") == {}
-    changed = (copy / file).read_text(encoding="utf-8")
-    assert old in changed
-    (copy / file).write_text(changed.replace(old, new), encoding="utf-8")
-    found = broken(SourceTree(copy), "vllm_ascend")
-    assert name in found
-    assert file in found[name]
+
+    def make(changed=None):
+        tree = SourceTree(copy)
+        tree._modules = {file: node for file, node in trees[RC]._modules.items() if file != changed}
+        return tree
+
+    return make
 
 
-def test_start_refuses_a_changed_package(trees, tmp_path, monkeypatch):
-    copy = tmp_path / "vllm_ascend"
-    shutil.copytree(trees[RC].root, copy)
+def test_start_refuses_a_changed_package(copied, monkeypatch):
+    copy = copied().root
     monkeypatch.setattr(ascend_contract, "installed", lambda: {"vllm-ascend": RC, "torch-npu": TORCH_NPU})
     roots = {"vllm_ascend": copy, "torch_npu": copy}
     monkeypatch.setattr(ascend_contract, "package_root", roots.get)
