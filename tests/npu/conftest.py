@@ -1,6 +1,5 @@
 """Tests of the Ascend module. Contract and stand-in tests run anywhere; device tests only where NPUs are."""
 
-import sys
 from pathlib import Path
 
 import packages
@@ -49,6 +48,3 @@ def torch_npu_tree():
 def torch_tree():
     """The part of torch that the pinned torch-npu stands on."""
     return SourceTree(packages.torch_helper("2.10.0"))
-
-
-sys.path.insert(0, str(Path(__file__).parent))
