@@ -22,7 +22,8 @@ class PlannedAgentLoop:
     """What verl instantiates for each response; its arguments go on to the loop behind it."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self._kwargs = kwargs
+        kwargs.pop("name", None)
+        self._kwargs = {name: value for name, value in kwargs.items() if name != "name"}
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """Runs the loop behind this one.

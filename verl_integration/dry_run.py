@@ -10,6 +10,7 @@ from verl_integration.dataset import identify, read_dataset
 from verl_integration.epochs import dataset_order, plan_replicas, steps_per_epoch
 from verl_integration.records import plan_file
 from verl_integration.section import RunSettings
+from verl_integration.verl_checks import check_verl
 
 
 def write_first_plan(config: Any, run: RunSettings) -> list[Path]:
@@ -21,6 +22,7 @@ def write_first_plan(config: Any, run: RunSettings) -> list[Path]:
     import yaml
     from omegaconf import OmegaConf
 
+    check_verl(config)
     dataset, tokenizer = read_dataset(config)
     index = identify(dataset, tokenizer, config, run.config)
     epoch, known = _position(run, steps_per_epoch(len(index), run.config.step_prompts))

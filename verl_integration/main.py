@@ -68,6 +68,7 @@ def train(config: Any, *, dry_run: bool = False) -> None:
 
     from verl_integration import upstream
 
+    upstream.check_entry_point()
     if config.trainer.device == "cpu":
         _on_cpu(config)
     if config.get("flexfloor") is None:
@@ -83,9 +84,7 @@ def train(config: Any, *, dry_run: bool = False) -> None:
     from verl_integration import plugin
 
     if not plugin.LOADED:
-        raise RefusedError(
-            "verl did not load FlexFloor's plugin", remedy="leave VERL_USE_EXTERNAL_PLUGINS unset and reinstall"
-        )
+        raise RefusedError("verl did not load FlexFloor's plugin", remedy="leave VERL_USE_EXTERNAL_PLUGINS unset")
     from verl_integration.section import resolve
 
     with open_dict(config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flexfloor.driver.orders import predicted_survivors
 from verl_integration.epochs import TrainStep
 from verl_integration.section import RunSettings
 
@@ -35,33 +36,36 @@ class StepReport:
 
     Attributes:
         replica: the replica.
-        ended_at: when the full world stood again (seconds since the epoch).
+        generated_at: when its last response was there (seconds since the epoch).
+        ended_at: when the full world stood again.
         lost: responses that never reached an engine, and why.
-        preempted: preemptions that vLLM reported with the responses.
     """
 
     replica: int
+    generated_at: float
     ended_at: float
     lost: tuple[str, ...] = ()
-    preempted: int = 0
 
 
 def installation(run: RunSettings, step: TrainStep, replica: int) -> dict[str, Any] | None:
     """The JSON that every engine of a replica installs; None for a replica without prompts in the step."""
-    if step.plans[replica] is None:
+    plan = step.plans[replica]
+    if plan is None:
         return None
     config = run.config
     shrink = config.verl.shrink
+    ladder = step.ladder(replica, shrink=shrink)
     return {
         "digest": step.digest(replica, shrink=shrink),
         "epoch": step.epoch,
         "step": step.step,
-        "ladder": list(step.ladder(replica, shrink=shrink)),
+        "ladder": list(ladder),
         "expected": step.expected(replica, config.world_size),
         "rank_order": list(config.leave_order),
         "gate": config.verl.gate,
         "auto_close": True,
         "end": "full",
+        "predicted": [list(survivors) for survivors in predicted_survivors(plan, ladder, config.leave_order)],
         "seed": config.rollout.seed,
         "run": run.run,
         "events_dir": str(run.events_dir),

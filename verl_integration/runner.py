@@ -11,14 +11,12 @@ import yaml
 from omegaconf import OmegaConf, open_dict
 from ray.exceptions import RayTaskError
 from verl.trainer import main_ppo
-from verl.trainer.ppo.utils import need_critic, need_reference_policy
-from verl.utils.config import validate_config
-from verl.utils.device import auto_set_device
 
 from flexfloor.driver import reaper
 from flexfloor.errors import FlexFloorError, InputError, RefusedError
 from verl_integration import agent_loop, upstream
 from verl_integration.section import RunSettings
+from verl_integration.verl_checks import check_verl
 
 
 class FlexFloorTaskRunner(main_ppo.TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc]
@@ -49,8 +47,7 @@ def run_training(config: Any, run: RunSettings) -> None:
         InputError: the run was refused after its start (the dataset does not fit).
         FlexFloorError: it failed.
     """
-    auto_set_device(config)
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    check_verl(config)
     with open_dict(config):
         config.actor_rollout_ref.rollout.agent.agent_loop_config_path = str(_agent_loops(run))
     local = not os.environ.get("RAY_ADDRESS")

@@ -55,6 +55,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._door: Door | None = None
         self._open: dict[str, Any] | None = None
         self._entered = 0
+        self._generated_at = 0.0
         self._losses: list[str] = []
         self._lost: EngineLostError | None = None
         self._ended: asyncio.Task[float] | None = None
@@ -157,7 +158,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._watchdog.step_begins()
         await self.engine.reset_prefix_cache()
         self._door = Door(sum(order["expected"]))
-        self._entered = 0
+        self._entered, self._generated_at = 0, time.time()
         self._losses.clear()
         try:
             acknowledged = await self._engines.install(order, CALL_TIMEOUT_S)
@@ -178,7 +179,9 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         params["extra_args"] = {"flexfloor": {"trajectory": turn.trajectory, "more": turn.more}}
         token = _turn.set(turn)
         try:
-            return await super().generate(*args, **kwargs)
+            output = await super().generate(*args, **kwargs)
+            self._generated_at = time.time()
+            return output
         except Exception as error:
             await self._explain(error)
             if turn.place is not None and self._door is not None and not self._door.passed(turn.place):
@@ -222,7 +225,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
     async def flexfloor_end(self) -> StepReport | str:
         """Waits for the full world; the step's report, or what went wrong as one line."""
         if self._open is None or self._ended is None:
-            return StepReport(self.replica_rank, time.time())
+            return StepReport(self.replica_rank, time.time(), time.time())
         try:
             if self._entered == 0:  # no request, no wave: idle engines never meet to end the step
                 await self._engines.call("withdraw", {}, CALL_TIMEOUT_S)
@@ -234,7 +237,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
             return str(error)
         finally:
             self._open = self._door = self._ended = None
-        return StepReport(self.replica_rank, ended_at, tuple(self._losses))
+        return StepReport(self.replica_rank, min(self._generated_at, ended_at), ended_at, tuple(self._losses))
 
     async def flexfloor_health(self) -> list[str]:
         """What went wrong so far: a lost engine first, then agent loops' errors."""

@@ -164,6 +164,8 @@ class FlexFloorTrainer(PPOTrainerSync):  # type: ignore[misc]
                 raise FlexFloorError(f"step {self.global_steps} failed: {report}")
             for why in report.lost:
                 logger.warning("step %d: a response is missing: %s", self.global_steps, why)
+            if self.run.replicas > 1:
+                self.records.events.emit("generation_end", t=report.generated_at, replica=report.replica)
         self._ended_at = max(report.ended_at for report in reports)
         super().on_sample_end()
 

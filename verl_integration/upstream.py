@@ -5,13 +5,14 @@ Checked before a run starts, so that another version is refused with the symbol'
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from flexfloor.engine.upstream import Symbol
 from flexfloor.engine.upstream import check as check_symbols
 from flexfloor.errors import RefusedError, UpstreamChangedError
 
 VERL_TESTED = ("0.9.1",)
+PLUGIN = "verl_integration.plugin"
 EXTRA = "pip install 'flexfloor[verl]'"
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
@@ -111,3 +112,16 @@ def check_version() -> None:
     found = installed_verl()
     if found not in VERL_TESTED:
         raise UpstreamChangedError("verl", f"version {found}", "was not tested", ", ".join(VERL_TESTED))
+
+
+def check_entry_point() -> None:
+    """verl swallows what goes wrong with a plugin, a missing one included: look for it here.
+
+    Raises:
+        RefusedError: this installation does not name the plugin.
+    """
+    if not any(point.value == PLUGIN for point in entry_points(group="verl.plugins")):
+        raise RefusedError(
+            "verl's plugin of FlexFloor is not installed (or an old flexfloor.egg-info lies in this folder)",
+            remedy="run pip install again",
+        )

@@ -1,0 +1,95 @@
+"""Arms of the CPU training recipe, each a real verl run in a process of its own, and the report on what they show.
+
+train       FlexFloor: three epochs; epoch 0 learns lengths, epochs 1 and 2 shrink
+stock-a     stock verl, the same steps
+stock-b     stock verl again, another seed: how far two stock runs differ
+on, off     frozen policy: the same plan with shrinking and without; every response must be equal
+greedy-*    frozen policy, greedy, vLLM's stock combine: agreement with stock verl's placement and of stock with itself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import train_cpu_report
+import train_cpu_task
+import typer
+
+HERE = Path(__file__).resolve().parent
+STEPS_AN_EPOCH = 4
+EPOCHS = 3
+FROZEN = ["actor_rollout_ref.actor.optim.lr=0.0", "trainer.total_epochs=2"]
+RESPONSES = ["flexfloor.verl.responses=true"]
+GREEDY = ["actor_rollout_ref.rollout.top_k=1"]
+
+ARMS: dict[str, tuple[str, list[str]]] = {
+    "train": ("cpu_flexfloor", [f"trainer.total_epochs={EPOCHS}", "trainer.save_freq=4"]),
+    "stock-a": ("cpu", [f"trainer.total_epochs={EPOCHS}"]),
+    "stock-b": ("cpu", [f"trainer.total_epochs={EPOCHS}", "actor_rollout_ref.rollout.seed=1043"]),
+    "on": ("cpu_flexfloor", [*FROZEN, *RESPONSES]),
+    "off": ("cpu_flexfloor", [*FROZEN, *RESPONSES, "flexfloor.verl.shrink=false"]),
+    "greedy-stock": ("cpu", [*FROZEN, *GREEDY, "trainer.total_epochs=1"]),
+    "greedy-moved": ("cpu", [*FROZEN, *GREEDY, "trainer.total_epochs=1", "data.shuffle=true", "data.seed=7"]),
+    "greedy-flex": ("cpu_flexfloor", [*FROZEN, *GREEDY, "flexfloor.engine.combine=stock"]),
+}
+
+
+def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
+    """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
+    preset, overrides = ARMS[name]
+    folder = (out / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    train, val = train_cpu_task.write(out.resolve() / "data", train_cpu_task.rows())
+    command = [
+        *(sys.executable, "-m", "verl_integration.main", "--config-name", preset),
+        f"actor_rollout_ref.model.path={HERE / 'data' / 'tiny-moe'}",
+        *(f"data.train_files={train}", f"data.val_files={val}"),
+        f"reward.custom_reward_function.path={HERE / 'train_cpu_task.py'}",
+        "reward.custom_reward_function.name=compute_score",
+        "trainer.logger=[console,file]",
+        f"trainer.experiment_name={name}",
+        f"trainer.default_local_dir={folder}",
+        f"trainer.rollout_data_dir={folder / 'rollouts'}",
+        f"hydra.run.dir={folder / 'hydra'}",
+        *overrides,
+        *more,
+    ]
+    variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "RAY_DEDUP_LOGS": "0"}
+    began = time.monotonic()
+    with (folder / "log.txt").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
+    print(f"{name}: exit code {done.returncode} after {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode:
+        print("\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-15:]), flush=True)
+    return done.returncode
+
+
+def main(
+    arms: Annotated[list[str] | None, typer.Argument(help=f"Arms to run: {', '.join(ARMS)}; all without any.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = HERE.parent / "runs" / "train_cpu",
+    report: Annotated[bool, typer.Option(help="Report on the arms that are there, after running.")] = True,
+    override: Annotated[list[str] | None, typer.Option(help="Further verl overrides for every arm.")] = None,
+) -> None:
+    """Runs arms of the recipe and reports."""
+    for name in arms if arms is not None else list(ARMS):
+        if name not in ARMS:
+            raise typer.BadParameter(f"unknown arm {name!r}; known: {', '.join(ARMS)}")
+        if run_arm(name, out, override or ()):
+            raise typer.Exit(1)
+    if report:
+        figures: dict[str, Any] = train_cpu_report.figures(out)
+        (out / "report.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        print(train_cpu_report.text(figures))
+        if figures["failed"]:
+            raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
