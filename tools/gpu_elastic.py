@@ -27,147 +27,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flexfloor.config import config_from_mapping
+from gpu.serving import server_spec
+from gpu.shapes import SHAPES, write_config, write_weights
+
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
 from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.events import read_events
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-SHAPES: dict[str, dict[str, int]] = {
-    "small": {
-        "hidden_size": 1024,
-        "moe_intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "num_experts": 32,
-        "num_experts_per_tok": 8,
-        "vocab_size": 32000,
-    },
-    "a3b": {
-        "hidden_size": 2048,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-    },
-}
 PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
-
-
-def write_config(folder: Path, shape: dict[str, int]) -> Path:
-    """The config.json of a Qwen3-MoE of this shape."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "intermediate_size": 3 * shape["hidden_size"],
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        **shape,
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    return folder
-
-
-def write_weights(folder: Path, shape: dict[str, int], seed: int = 0) -> Path:
-    """Seeded normal weights of standard deviation 0.02 in one safetensors file."""
-    import torch
-    from safetensors.torch import save_file
-
-    write_config(folder, shape)
-    hidden, inner, head = shape["hidden_size"], shape["moe_intermediate_size"], shape["head_dim"]
-    query, value = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
-    sizes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape["vocab_size"], hidden),
-        "lm_head.weight": (shape["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(shape["num_hidden_layers"]):
-        base = f"model.layers.{layer}"
-        sizes |= {
-            f"{base}.input_layernorm.weight": (hidden,),
-            f"{base}.post_attention_layernorm.weight": (hidden,),
-            f"{base}.self_attn.q_norm.weight": (head,),
-            f"{base}.self_attn.k_norm.weight": (head,),
-            f"{base}.self_attn.q_proj.weight": (query, hidden),
-            f"{base}.self_attn.k_proj.weight": (value, hidden),
-            f"{base}.self_attn.v_proj.weight": (value, hidden),
-            f"{base}.self_attn.o_proj.weight": (hidden, query),
-            f"{base}.mlp.gate.weight": (shape["num_experts"], hidden),
-        }
-        for expert in range(shape["num_experts"]):
-            sizes[f"{base}.mlp.experts.{expert}.gate_proj.weight"] = (inner, hidden)
-            sizes[f"{base}.mlp.experts.{expert}.up_proj.weight"] = (inner, hidden)
-            sizes[f"{base}.mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: torch.ones(size, dtype=torch.bfloat16)
-        if len(size) == 1
-        else (torch.randn(size, generator=generator) * 0.02).to(torch.bfloat16)
-        for name, size in sizes.items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def server_spec(model: Path, folder: Path, *, dummy: bool, combine: str, poison: bool, use: float) -> ServerSpec:
-    """How the server of two ranks is started."""
-    vllm: dict[str, Any] = {
-        "skip_tokenizer_init": True,
-        "enable_sleep_mode": True,
-        "enable_prefix_caching": False,
-        "gpu_memory_utilization": use,
-        "max_num_batched_tokens": 8192,
-        "kernel_config": {"enable_jit_warmup": False},
-        "compilation_config": {
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": list(BUCKETS),
-        },
-    }
-    if dummy:
-        vllm["load_format"] = "dummy"
-    section = {
-        "world_size": 2,
-        "responses_per_prompt": 1,
-        "step_prompts": 2,
-        "floors": {"natural": [1]},
-        "engine": {
-            "combine": combine,
-            "dtype": "bfloat16",
-            "max_num_seqs": 64,
-            "max_model_len": 2048,
-            "deadline_s": 30.0,
-            "vllm": vllm,
-        },
-    }
-    return ServerSpec.of(
-        config_from_mapping(section),
-        model,
-        events_dir=folder / "events",
-        board=folder / "board",
-        run="gpu",
-        poison=poison,
-    )
 
 
 @dataclass(frozen=True)

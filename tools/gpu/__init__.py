@@ -1,0 +1,1 @@
+"""What the measurements on CUDA devices share."""

@@ -1,0 +1,57 @@
+"""How an engine server of two CUDA ranks is started for a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flexfloor.config import FlexFloorConfig, config_from_mapping
+from flexfloor.driver.spec import ServerSpec
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def section(*, dummy: bool, combine: str, use: float, world_size: int, floors: Sequence[int]) -> dict[str, Any]:
+    """The `flexfloor:` section of a measurement: natural residency unless it is changed."""
+    vllm: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enable_sleep_mode": True,
+        "enable_prefix_caching": False,
+        "gpu_memory_utilization": use,
+        "max_num_batched_tokens": 8192,
+        "kernel_config": {"enable_jit_warmup": False},
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(BUCKETS),
+        },
+    }
+    if dummy:
+        vllm["load_format"] = "dummy"
+    return {
+        "world_size": world_size,
+        "responses_per_prompt": 1,
+        "step_prompts": world_size,
+        "floors": {"natural": list(floors), "planned": list(floors)},
+        "tail_guard": {"enabled": False},
+        "engine": {
+            "combine": combine,
+            "dtype": "bfloat16",
+            "max_num_seqs": max(BUCKETS),
+            "max_model_len": 4096,
+            "deadline_s": 30.0,
+            "vllm": vllm,
+        },
+    }
+
+
+def server_spec(model: Path, folder: Path, *, dummy: bool, combine: str, poison: bool, use: float) -> ServerSpec:
+    """How the server of two ranks is started."""
+    settings = config_from_mapping(section(dummy=dummy, combine=combine, use=use, world_size=2, floors=[1]))
+    return spec_of(settings, model, folder, poison=poison)
+
+
+def spec_of(config: FlexFloorConfig, model: Path, folder: Path, *, poison: bool = False) -> ServerSpec:
+    """A server of a configuration."""
+    return ServerSpec.of(config, model, events_dir=folder / "events", board=folder / "board", run="gpu", poison=poison)
