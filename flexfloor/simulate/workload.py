@@ -3,8 +3,8 @@
 Drawn lengths follow a Gaussian copula: response j of item i in epoch e has the normal score
 ``z = sqrt(c) * u_i + sqrt(1 - c) * v_ije`` with independent standard normal u and v, and the length at the quantile
 ``Phi(z)`` of the distribution. So every response has exactly that distribution, and two responses of one item, of the
-same epoch or of another one, have normal scores of correlation c. A share of runaways can be put on top: responses
-that, independent of their item, do not stop before any limit.
+same epoch or of another one, have normal scores of correlation c. Two kinds of surprise can be put on top, each for a
+share of the responses: strays, whose length has nothing to do with their item, and runaways, which only a limit stops.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def drawn(
     seed: int,
     scale: float = 1.0,
     runaways: float = 0.0,
+    strays: float = 0.0,
 ) -> Workload:
     """Lengths from a mixture of distributions; the same arguments give the same lengths.
 
@@ -155,6 +156,7 @@ def drawn(
         seed: of the draw.
         scale: factor on every length.
         runaways: share of the responses, any item's, that only a limit stops.
+        strays: share of the responses that are drawn without regard to their item.
     """
     if not 0 <= correlation <= 1:
         raise InputError(f"must lie between 0 and 1, got {correlation:g}", field="--correlation")
@@ -167,6 +169,9 @@ def drawn(
     for epoch in range(epochs + 1):
         rest = random.standard_normal((items, responses))
         scores = math.sqrt(correlation) * own[:, None] + math.sqrt(1 - correlation) * rest
+        if strays:
+            chosen = random.random(scores.shape) < strays
+            scores[chosen] = random.standard_normal(int(chosen.sum()))
         lengths = np.maximum(1, np.rint(scale * mixed.quantiles(_normal_cdf(scores)))).astype(int)
         if runaways:
             lengths[random.random(lengths.shape) < runaways] = ENDLESS
@@ -181,6 +186,7 @@ def drawn(
     note = f"{items} items x {responses} responses drawn with seed {seed}, same-item correlation {correlation:g}"
     note += f" (normal scores), prompts of {prompt_tokens} tokens" + (f", lengths x {scale:g}" if scale != 1 else "")
     note += f", {runaways:.2%} of the responses stopped by a limit only" if runaways else ""
+    note += f", {strays:.2%} of the responses drawn without regard to their item" if strays else ""
     return Workload(tuple(made), (note,))
 
 
