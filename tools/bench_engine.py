@@ -5,7 +5,9 @@
    interval of its median, and beside it the ratio of the CPU seconds that the engine processes spent on a token, which
    other load on the machine moves less. Stock against stock (neighbouring pairs) shows what is noise. Stock on CPU
    means stock vLLM plus what it lacks to run EP there at all (engine/devices/cpu_ops.py), on both sides.
-2. Transitions: rollouts that shrink 4 -> 2 -> 1 and restore; time by part (median, max) and bytes given back, from the
+2. The hooks alone, without a plan: microseconds that they add to an iteration of the engine loop (all but the
+   all-reduce, which replaces vLLM's own at the same interval).
+3. Transitions: rollouts that shrink 4 -> 2 -> 1 and restore; time by part (median, max) and bytes given back, from the
    event log.
 
 Usage: python tools/bench_engine.py --model recipes/data/tiny-moe [--pairs 24] [--rollouts 12] [--json out.json]
@@ -23,6 +25,7 @@ import time
 from collections.abc import Sequence
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import psutil
@@ -34,6 +37,12 @@ from flexfloor.config import config_from_mapping
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.orders import Request, Sampling
 from flexfloor.driver.spec import ServerSpec
+from flexfloor.elastic.ballot import Ballot
+from flexfloor.elastic.board import Board
+from flexfloor.elastic.faults import FaultPlan
+from flexfloor.elastic.placement import Placement
+from flexfloor.elastic.session import Session
+from flexfloor.engine.core import ElasticCore
 
 RANKS = 4
 BUSY = [[48] * 6] * RANKS
@@ -159,6 +168,29 @@ def interval(ratios: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def hooks_us(iterations: int = 100_000) -> float:
+    """Microseconds that FlexFloor adds to an iteration without a plan."""
+    pool = SimpleNamespace(get_num_free_blocks=lambda: 100)
+    scheduler = SimpleNamespace(
+        get_num_unfinished_requests=lambda: 6, kv_cache_manager=SimpleNamespace(block_pool=pool)
+    )
+    core = ElasticCore.__new__(ElasticCore)
+    core.engine = SimpleNamespace(
+        step_counter=0, dp_sync_interval=32, pending_pause=False, batch_queue=None, scheduler=scheduler
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        board = Board(Path(folder) / "board", RANKS)
+        ballot = Ballot(0, lambda row: [row] * RANKS, lambda *_, **__: None, board, FaultPlan())
+        worker: Any = SimpleNamespace()
+        core.session = Session(RANKS, Placement.linear(16, RANKS, 16), worker, ballot)
+        core._steps = 0
+        began = time.perf_counter()
+        for _ in range(iterations):
+            core.step(lambda: True)
+            core.sync(True)
+        return (time.perf_counter() - began) / iterations * 1e6
+
+
 async def transitions(ours: Engines, folder: Path, rollouts: int) -> dict[str, Any]:
     """Shrinks and restores of ``rollouts`` steps, by part."""
     for step in range(rollouts):
@@ -224,6 +256,7 @@ def show(result: dict[str, Any]) -> None:
             name, f"{ratio['median']:.4f}", f"{ratio['low']:.4f} to {ratio['high']:.4f}", str(len(ratio["ratios"]))
         )
     console.print(table)
+    console.print(f"hooks without a plan: {result['hooks_us']:.1f} us an iteration")
     for name, parts in result["transitions"].items():
         table = Table("part", "median", "max", "n", title=name)
         scale, unit = (2**20, "MiB") if name == "released_bytes" else (1e-3, "ms")
@@ -248,6 +281,7 @@ async def main() -> None:
             arms[label] = Arm.start(made)
         try:
             result = {
+                "hooks_us": hooks_us(),
                 "overhead": await overhead(arms["stock"], arms["ours"], options.pairs),
                 "transitions": await transitions(arms["ours"].engines, Path(folder) / "ours", options.rollouts),
             }
