@@ -41,13 +41,9 @@ ARMS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
-    """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
-    preset, overrides = ARMS[name]
-    folder = (out / name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    train, val = train_cpu_task.write(out.resolve() / "data", train_cpu_task.rows())
-    command = [
+def command(preset: str, name: str, folder: Path, train: Path, val: Path, more: Sequence[str]) -> list[str]:
+    """The command line of one verl run into ``folder``."""
+    return [
         *(sys.executable, "-m", "verl_integration.main", "--config-name", preset),
         f"actor_rollout_ref.model.path={HERE / 'data' / 'tiny-moe'}",
         *(f"data.train_files={train}", f"data.val_files={val}"),
@@ -58,13 +54,30 @@ def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
         f"trainer.default_local_dir={folder}",
         f"trainer.rollout_data_dir={folder / 'rollouts'}",
         f"hydra.run.dir={folder / 'hydra'}",
-        *overrides,
         *more,
     ]
-    variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "RAY_DEDUP_LOGS": "0"}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a verl run into ``folder``."""
+    own = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), "RAY_DEDUP_LOGS": "0"}
+    return {**os.environ, **own}
+
+
+def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
+    """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
+    preset, overrides = ARMS[name]
+    folder = (out / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    train, val = train_cpu_task.write(out.resolve() / "data", train_cpu_task.rows())
     began = time.monotonic()
     with (folder / "log.txt").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
+        done = subprocess.run(
+            command(preset, name, folder, train, val, [*overrides, *more]),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(folder),
+        )
     print(f"{name}: exit code {done.returncode} after {time.monotonic() - began:.0f} s", flush=True)
     if done.returncode:
         print("\n".join((folder / "log.txt").read_text(errors="replace").splitlines()[-15:]), flush=True)

@@ -1,0 +1,156 @@
+"""Kills a training run with SIGKILL at three moments, resumes it each time, and compares it with one never stopped.
+
+    reference        two epochs of two steps, a checkpoint after each step, frozen policy, seeds by item
+    generating       the same run, killed while step 2 generates
+    between          resumed from checkpoint 1, killed after the rollout of step 3 and before its update ends
+    checkpointing    resumed from checkpoint 2, killed while checkpoint 3 is written
+    finish           resumed, runs to the end
+    check            history, plans and trained steps must equal the reference's
+
+Each stage is one start of verl; without arguments all run in this order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import train_cpu
+import train_cpu_task
+import typer
+
+from flexfloor.history import read_lengths
+from flexfloor.plan import EpochPlan
+
+STAGES = ("reference", "generating", "between", "checkpointing", "finish", "check")
+PROMPTS, STEPS = 16, 4
+DEADLINE_S = 540.0
+
+
+def main(
+    stages: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(STAGES)}; all without any.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = train_cpu.HERE.parent / "runs" / "resume_cpu",
+) -> None:
+    """Runs stages."""
+    for stage in stages or STAGES:
+        if stage not in STAGES:
+            raise typer.BadParameter(f"unknown stage {stage!r}; known: {', '.join(STAGES)}")
+        if stage == "check":
+            failures = check(out / "reference", out / "killed")
+            print("\n".join(failures) or "resume: history, plans and trained steps equal the reference's")
+            if failures:
+                raise typer.Exit(1)
+        else:
+            run(stage, out)
+
+
+def run(stage: str, out: Path) -> None:
+    """One start of verl: to its end, or to its kill."""
+    folder = (out / ("reference" if stage == "reference" else "killed")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    train, val = train_cpu_task.write(out.resolve() / "data", train_cpu_task.rows(PROMPTS))
+    more = ["trainer.total_epochs=2", "trainer.save_freq=1", "actor_rollout_ref.actor.optim.lr=0.0"]
+    command = train_cpu.command("cpu_flexfloor", "resume", folder, train, val, more)
+    began = time.monotonic()
+    with (folder / f"log-{stage}.txt").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=train_cpu.environment(folder), start_new_session=True
+        )
+        moment = MOMENTS.get(stage)
+        while process.poll() is None and time.monotonic() - began < DEADLINE_S:
+            if moment is not None and moment(folder):
+                kill(process.pid)
+                print(f"{stage}: killed after {time.monotonic() - began:.0f} s, latest checkpoint {latest(folder)}")
+                return
+            time.sleep(0.02)
+    if process.poll() is None or process.returncode or moment is not None:
+        tail = "\n".join((folder / f"log-{stage}.txt").read_text(errors="replace").splitlines()[-15:])
+        if process.poll() is None:
+            kill(process.pid)
+        raise SystemExit(f"{stage}: exit code {process.returncode}, the moment to kill it never came\n{tail}")
+    print(f"{stage}: finished after {time.monotonic() - began:.0f} s")
+
+
+def kill(pid: int) -> None:
+    """SIGKILL to the driver; its engines, trainers and Ray must be gone soon after."""
+    root = psutil.Process(pid)
+    below = root.children(recursive=True)
+    root.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(below, timeout=60)
+    if alive:
+        raise SystemExit(f"{len(alive)} processes outlived the driver: {[p.name() for p in alive][:5]}")
+
+
+def latest(folder: Path) -> int:
+    """The step that verl would resume from."""
+    file = folder / "latest_checkpointed_iteration.txt"
+    return int(file.read_text()) if file.exists() and file.read_text().strip() else 0
+
+
+def _rollouts(folder: Path, event: str) -> int:
+    file = folder / "flexfloor" / "events" / "driver.jsonl"
+    return file.read_text().count(f'"{event}"') if file.exists() else 0
+
+
+def _generating(folder: Path) -> bool:
+    return latest(folder) == 1 and _rollouts(folder, "rollout_start") == 2 and _rollouts(folder, "rollout_end") == 1
+
+
+def _between(folder: Path) -> bool:
+    return latest(folder) == 2 and not (folder / "global_step_3").exists() and _ended(folder) == (1, 0)
+
+
+def _ended(folder: Path) -> tuple[int, int] | None:
+    """Epoch and step of the last rollout that ended."""
+    lines = (folder / "flexfloor" / "events" / "driver.jsonl").read_text().splitlines()
+    ends = [json.loads(line) for line in lines if '"rollout_end"' in line]
+    return (ends[-1]["epoch"], ends[-1]["step"]) if ends else None
+
+
+def _checkpointing(folder: Path) -> bool:
+    return latest(folder) == 2 and (folder / "global_step_3").exists()
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "generating": _generating,
+    "between": _between,
+    "checkpointing": _checkpointing,
+}
+
+
+def check(reference: Path, killed: Path) -> list[str]:
+    """What differs between the two runs, one line each."""
+    failures = []
+    ours, theirs = (
+        {(o.item_id, o.epoch): o for o in read_lengths(folder / "flexfloor" / "lengths.jsonl")}
+        for folder in (killed, reference)
+    )
+    if Counter((epoch, len(o.lengths)) for (_, epoch), o in ours.items()) != {(0, 2): PROMPTS, (1, 2): PROMPTS}:
+        failures.append("an item was not trained exactly once an epoch")
+    failures += [
+        f"history of {key} is {ours.get(key)}, not {one}" for key, one in theirs.items() if ours.get(key) != one
+    ]
+    for epoch in (0, 1):
+        plans = [
+            EpochPlan.load(folder / "flexfloor" / "plans" / f"epoch-{epoch}.json") for folder in (killed, reference)
+        ]
+        if plans[0] != plans[1]:
+            failures.append(f"the plan of epoch {epoch} differs")
+    for folder in (killed, reference):
+        if latest(folder) != STEPS:
+            failures.append(f"{folder.name} ended at checkpoint {latest(folder)}, not {STEPS}")
+    return failures
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).resolve().parent.parent)
+    sys.exit(typer.run(main))
