@@ -159,7 +159,7 @@ def smallest_correlation(parts: Parts, fit: Mapping[str, float], figure: str, li
 
 
 def with_strays(parts: Parts, base: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Share of strays with the published hits of short caps, at the smallest correlation with four caps in most draws."""
+    """Share of strays with the published hits of short caps, at the least correlation with four caps in most draws."""
     for correlation in (0.95, 0.96, 0.97, 0.98, 0.99):
         low, high = 0.0, 0.012
         while high - low > 1e-4:
