@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -67,15 +71,25 @@ def configuration(world: int, group: int, solver: str, pressure: float, table: s
     )
 
 
-def history(prompts: int, seed: int) -> LengthHistory:
-    """Seeded lengths: mean about 6,000 tokens, a few percent at the limit."""
+def history(prompts: int, seed: int, epochs: int = 1, typical: float = 5200) -> LengthHistory:
+    """Seeded lengths: mean about 6,000 tokens, a few percent at the limit; ``typical`` is the median item's mean."""
     rng = np.random.default_rng(seed)
-    means = rng.lognormal(math.log(5200), 0.55, prompts)
-    lengths = np.clip(means[:, None] * rng.lognormal(-0.05, 0.4, (prompts, RESPONSES)), 64, LIMIT).astype(int)
+    means = rng.lognormal(math.log(typical), 0.55, prompts)
+
+    def lengths() -> list[list[int]]:
+        drawn = means[:, None] * rng.lognormal(-0.05, 0.4, (prompts, RESPONSES))
+        rows: list[list[int]] = np.clip(drawn, 64, LIMIT).astype(int).tolist()
+        return rows
+
+    first = lengths()
     tokens = rng.integers(40, 900, prompts)
-    return replay(
-        [Observation(f"i{k:06d}", 0, int(tokens[k]), tuple(row)) for k, row in enumerate(lengths.tolist())], 0.3
-    )
+    rows = [first, *(lengths() for _ in range(epochs - 1))]
+    seen = [
+        Observation(f"i{k:06d}", epoch, int(tokens[k]), tuple(own[k]))
+        for epoch, own in enumerate(rows)
+        for k in range(prompts)
+    ]
+    return replay(seen, 0.3)
 
 
 def cpu_seconds() -> float:
@@ -119,6 +133,23 @@ def timed(config: FlexFloorConfig, steps: int, repeats: int) -> dict[str, float]
     }
 
 
+def repairs(seeds: int) -> dict[str, float]:
+    """Epochs of five steps whose last ones do not fit: longer lengths, two epochs known, capacity 0.5 to 0.75."""
+    seconds, cpu, unsafe, swaps = [], [], 0, 0
+    for pressure in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75):
+        config = configuration(16, 2, "highs", pressure)
+        for seed in range(seeds):
+            known = history(160, seed, epochs=2, typical=7500)
+            begin, spent = time.perf_counter(), cpu_seconds()
+            plan = plan_epoch(config, known)
+            seconds.append(time.perf_counter() - begin)
+            cpu.append(cpu_seconds() - spent)
+            unsafe += sum(not step.kv_safe for step in plan.steps)
+            swaps += len(plan.swaps)
+    found = {"epochs": len(seconds), "median": float(np.median(seconds)), "slowest": max(seconds)}
+    return {**found, "cpu": float(np.mean(cpu)), "slowest_cpu": max(cpu), "unsafe": unsafe, "swaps": swaps}
+
+
 def separate(*case: object) -> dict[str, float]:
     """The same in a process of its own."""
     done = subprocess.run(
@@ -139,7 +170,8 @@ def main(
 ) -> None:
     """Time the planner."""
     if case:
-        print(json.dumps(measure(*json.loads(case))))
+        given = json.loads(case)
+        print(json.dumps(repairs(*given[1:]) if given[0] == "repairs" else measure(*given)))
         return
     table = Table(title="seconds to plan one step, all floors")
     for name in (
@@ -182,10 +214,22 @@ def main(
         if len(points) > 1:
             slope = np.polyfit(np.log([n for n, _ in points]), np.log([s for _, s in points]), 1)[0]
             console.print(f"{group} prompts a rank, {solver}, capacity {scale:g}: CPU seconds grow as N^{slope:.2f}")
+    console.print(told_repairs(separate("repairs", 4)))
     epoch = separate(16, 2, 500, "highs", 1.0, 1)
     console.print(
         "an epoch of 500 steps of 32 prompts on 16 ranks: "
         f"{epoch['seconds'] * 500:.1f} s, CPU {epoch['cpu'] * 500:.1f} s"
+    )
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("numpy", "pulp", "highspy"))
+    console.print(f"{date.today()}, Python {platform.python_version()}, {versions}, {os.cpu_count()} cores")
+
+
+def told_repairs(found: dict[str, float]) -> str:
+    """The repair cases in words."""
+    return (
+        f"{found['epochs']:.0f} epochs of 5 steps of 32 prompts that do not all fit: median {found['median']:.2f} s, "
+        f"slowest {found['slowest']:.2f} s, CPU mean {found['cpu']:.2f} s, slowest {found['slowest_cpu']:.2f} s; "
+        f"{found['swaps']:.0f} swaps, {found['unsafe']:.0f} steps over capacity"
     )
 
 
