@@ -345,3 +345,32 @@ def test_events_in_memory_and_on_disk_are_the_same(tmp_path):
     assert [event.to_json() for event in log.events] == [event.to_json() for event in run.events]
     assert account(EventLog(log.events, [])).totals.occupied == run.ledger().totals.occupied
     assert len(read_lengths(tmp_path / "one" / "lengths.jsonl")) == 3 * 16
+
+
+def test_strays_forget_their_item_and_runaways_do_not_stop():
+    def lengths(**more):
+        spread = Distribution(np.arange(5, 101), np.linspace(1 / 96, 1, 96))
+        made = drawn(
+            [(spread, 1.0)],
+            items=4000,
+            responses=2,
+            epochs=1,
+            correlation=0.9,
+            prompt_tokens=6,
+            seed=1,
+            **more,
+        )
+        return np.array([made.epochs[0].lengths[i] for i in made.epochs[0].items], dtype=float), made.notes[0]
+
+    plain, _ = lengths()
+    strayed, told = lengths(strays=1.0)
+    assert "100.00% of the responses drawn without regard to their item" in told
+    assert strayed.mean() == pytest.approx(52.5, rel=0.03)
+    assert abs(np.corrcoef(strayed.T)[0, 1]) < 0.05
+    some, _ = lengths(strays=0.2)
+    # Both responses of an item keep to it in 64 % of the items.
+    assert np.corrcoef(some.T)[0, 1] == pytest.approx(0.64 * np.corrcoef(plain.T)[0, 1], abs=0.05)
+    endless, told = lengths(runaways=0.03)
+    assert "3.00% of the responses stopped by a limit only" in told
+    assert (endless > 1000).mean() == pytest.approx(0.03, abs=0.006)
+    assert np.array_equal(endless[endless <= 1000], plain[endless <= 1000])
