@@ -11,6 +11,8 @@ from flexfloor.planner.step import PlannedStep, StepPlanner
 
 _CHEAP_TESTS = 20_000
 """Most layouts of one number of swaps that are looked at."""
+_EXAMINED_PROMPTS, _LEAST_EXAMINED = 8192, 4
+"""Prompts of all examined layouts together, and layouts that are examined however large the steps are."""
 _WHOLE_PLANS = 16
 """Most layouts of one disturbance that are planned whole."""
 
@@ -40,8 +42,9 @@ def repair(planner: StepPlanner, previous: PlannedStep, current: PlannedStep) ->
     """The repaired steps, or None where no examined layout helps.
 
     Fewest swaps first, then least disturbance of the sorted order, then the smallest objective. Layouts that provably
-    fit nowhere are skipped in bulk; of the others at most `repair.max_layouts` are examined for a KV-safe grouping of
-    both steps. Those of least disturbance that have one are planned whole, smallest sum of tails first.
+    fit nowhere are skipped in bulk; of the others at most `repair.max_layouts` (fewer for steps of more than 32
+    prompts) are examined for a KV-safe grouping of both steps. Those of least disturbance that have one are planned
+    whole, smallest sum of tails first.
     """
     config = planner.config
     if any(not p.predicted for p in (*previous.prompts, *current.prompts)) or not planner.capacities:
@@ -54,6 +57,7 @@ def repair(planner: StepPlanner, previous: PlannedStep, current: PlannedStep) ->
         groups=config.world_size,
         capacity=max(planner.capacities),
     )
+    most = min(config.repair.max_layouts, max(_LEAST_EXAMINED, _EXAMINED_PROMPTS // len(current.prompts)))
     examined = 0
     for count in range(1, config.repair.max_swaps + 1):
         if test.rules_out(count):
@@ -64,13 +68,13 @@ def repair(planner: StepPlanner, previous: PlannedStep, current: PlannedStep) ->
             looked += len(block)
             safe: list[_Layout] = []
             for layout in _layouts(planner, previous.prompts, current.prompts, hopeful):
-                if examined >= config.repair.max_layouts:
+                if examined >= most:
                     break
                 examined += 1
                 if planner.admits(layout.after) and planner.admits(layout.before):
                     safe.append(layout)
             best = _best(planner, safe)
-            if best is not None or examined >= config.repair.max_layouts:
+            if best is not None or examined >= most:
                 return best
             if looked >= _CHEAP_TESTS:
                 break
