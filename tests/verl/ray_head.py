@@ -31,6 +31,7 @@ def ray_head(gpus, *, nodes=1, cpus=16, env=None):
     folder = tempfile.mkdtemp(prefix="ffray")
     port, dashboard = free_port(), free_port()
     variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", **(env or {})}
+    variables["RAY_AUTH_MODE"] = "disabled"  # it listens on this machine alone
     address = f"127.0.0.1:{port}"
     common = [f"--num-gpus={gpus}", f"--num-cpus={cpus}", "--object-store-memory=268435456", "--block"]
     head = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={dashboard}"]

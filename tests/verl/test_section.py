@@ -1,39 +1,14 @@
 """The section inside of verl's configuration: filled in, checked, refused with the remedy. No engine, no Ray."""
 
-import copy
-import functools
 from pathlib import Path
 
 import pytest
-import yaml
+from composed import verl_config
 from omegaconf import OmegaConf, open_dict
 
 from flexfloor.config import load_config
 from flexfloor.errors import InputError, RefusedError
 from verl_integration.section import RunSettings, resolve
-
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "recipes" / "data" / "tiny-moe"
-
-
-@functools.cache
-def composed(name):
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(ROOT / "configs" / "verl"), version_base=None):
-        return compose(name)
-
-
-def verl_config(name="cpu_flexfloor", *overrides, folder=None):
-    config = copy.deepcopy(composed(name))
-    with open_dict(config):
-        for override in overrides:
-            key, value = override.lstrip("+").split("=")
-            OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
-        config.actor_rollout_ref.model.path = str(MODEL)
-        if folder is not None:
-            config.trainer.default_local_dir = str(folder)
-    return config
 
 
 def resolved(*overrides, folder=None, name="cpu_flexfloor"):

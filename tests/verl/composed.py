@@ -1,0 +1,32 @@
+"""verl configurations for tests, composed once and copied."""
+
+import copy
+import functools
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf, open_dict
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "recipes" / "data" / "tiny-moe"
+
+
+@functools.cache
+def composed(name):
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(ROOT / "configs" / "verl"), version_base=None):
+        return compose(name)
+
+
+def verl_config(name="cpu_flexfloor", *overrides, folder=None):
+    """A preset with the shipped model; overrides as on the command line (plain values)."""
+    config = copy.deepcopy(composed(name))
+    with open_dict(config):
+        for override in overrides:
+            key, value = override.lstrip("+").split("=")
+            OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+        config.actor_rollout_ref.model.path = str(MODEL)
+        if folder is not None:
+            config.trainer.default_local_dir = str(folder)
+    return config
