@@ -1,10 +1,13 @@
 """Whole transitions of the Ascend module over the stand-in: four processes, real ElasticWorld, real groups (gloo).
 
-``python bed.py NAME ..`` runs the scenario once for each named mutant ("none": the module as it is) and prints one
-JSON line each: the rules that were broken, by rank, and what ended a rank early. One import of vLLM serves all runs.
+``python bed.py PACKAGE NAME ..`` runs the scenario once for each named mutant ("none": the module as it is; all without
+a name) and prints one JSON line each: the rules that were broken, by rank, and what ended a rank early. PACKAGE is the
+folder of the released vllm_ascend. One import of vLLM serves all runs.
 """
 
 import dataclasses
+import gc
+import importlib
 import json
 import os
 import sys
@@ -19,13 +22,14 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "standin"), str(HERE)]
 
 import journal  # noqa: E402
+import real  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch_npu  # noqa: E402
 
 RANKS, EXPERTS, HIDDEN = 4, 8, 4
 BUCKETS = (1, 2, 4, 8)
-DEADLINE_S = 20.0
+DEADLINE_S = 10.0
 
 
 class MoERunnerInterface(torch.nn.Module):
@@ -73,7 +77,8 @@ class Layer(MoERunnerInterface):
 class Config:
     """FusedMoEConfig, as far as it is read."""
 
-    num_experts, sp_size = EXPERTS, 1
+    num_experts, sp_size, experts_per_token = EXPERTS, 1, 2
+    swiglu_limit = swiglu_alpha = swiglu_beta = None
 
     def __init__(self, rows):
         self.num_local_experts, self.moe_parallel_config = rows, None
@@ -155,13 +160,6 @@ class Model(torch.nn.Module):
         assert int(mine) == len(members)
 
 
-class Coordinator:
-    def __init__(self, kind, ranks, cpu, device):
-        self.kind, self.ranks, self.world_size, self.group_ranks = kind, list(ranks), len(ranks), [list(ranks)]
-        self.rank_in_group = list(ranks).index(dist.get_rank())
-        self.cpu_group, self.device_group, self.device_communicator = cpu, device, None
-
-
 @dataclasses.dataclass(frozen=True)
 class Key:
     num_tokens: int
@@ -176,35 +174,45 @@ class Buffer:
 def build(rank):
     """A worker in the full world, as vllm-ascend would leave it: loaded into the pool, graphs captured."""
     import vllm.distributed.parallel_state as state
-    from vllm.config import CUDAGraphMode
+    import vllm_ascend.ascend_forward_context as context
+    from vllm.config import CUDAGraphMode, set_current_vllm_config
     from vllm.v1.worker.workspace import init_workspace_manager
     from vllm_ascend.compilation import acl_graph
     from vllm_ascend.device_allocator.camem import CaMemAllocator
     from vllm_ascend.distributed import parallel_state as ascend_state
     from vllm_ascend.ops.fused_moe.moe_comm_method import _MoECommMethods, setup_moe_comm_method
+    from vllm_ascend.patch.worker.patch_distributed import GroupCoordinatorPatch
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
     from vllm_ascend.worker.worker import NPUWorker
 
-    from flexfloor.engine.devices import ascend_experts, ascend_groups
+    from flexfloor.engine.devices import ascend_experts
     from flexfloor.engine.wiring import Wiring
 
     init_workspace_manager(torch.device("cpu"), 1)
-    store = dist.distributed_c10d._get_default_store()
-    full = ascend_groups.survivors("full", range(RANKS), store, 20.0)
-    parts = {k: Coordinator(k, full.ranks, full.cpu, full.parts[k].device) for k in ("dp", "ep", "mc2")}
-    state._DP, state._EP, ascend_state._MC2 = parts["dp"], parts["ep"], parts["mc2"]
+    members = tuple(range(RANKS))
     alone = types.SimpleNamespace(world_size=1, rank_in_group=0, ranks=[rank])
     state._TP = state._PCP = alone
     parallel = Parallel(rank)
     config = types.SimpleNamespace(
         parallel_config=parallel,
         model_config=types.SimpleNamespace(
-            enable_sleep_mode=True, enable_return_routed_experts=False, get_num_experts=lambda: EXPERTS
+            enable_sleep_mode=True,
+            enable_return_routed_experts=False,
+            get_num_experts=lambda: EXPERTS,
+            hf_text_config=types.SimpleNamespace(num_experts_per_tok=2),
         ),
-        compilation_config=types.SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY),
+        compilation_config=types.SimpleNamespace(
+            cudagraph_mode=CUDAGraphMode.FULL_DECODE_ONLY,
+            cudagraph_capture_sizes=list(BUCKETS),
+            max_cudagraph_capture_size=max(BUCKETS),
+        ),
         use_v2_model_runner=False,
         quant_config=None,
     )
+    with set_current_vllm_config(config):
+        for kind, module, name in (("dp", state, "_DP"), ("ep", state, "_EP"), ("mc2", ascend_state, "_MC2")):
+            setattr(module, name, GroupCoordinatorPatch([list(members)], rank, "hccl", True, group_name=kind))
+    context.set_mc2_tokens_capacity(config, max(BUCKETS), 1)
     model = Model(rank)
     runner = NPUModelRunner()
     model.__dict__["runner"] = runner
@@ -212,10 +220,12 @@ def build(rank):
         layer.moe_config.moe_parallel_config = Wiring.parallel_of(types.SimpleNamespace(config=config), layer, RANKS)
         layer._quant_method.process_weights_after_loading(layer.routed_experts)
         ascend_experts.expose(layer.routed_experts)
-    setup_moe_comm_method(model.layers[-1].moe_config)
+    with set_current_vllm_config(config):
+        setup_moe_comm_method(model.layers[-1].moe_config)
     runner.model = acl_graph.ACLGraphWrapper(model, config, CUDAGraphMode.FULL)
     runner.vllm_config, runner.parallel_config, runner.drafter = config, parallel, None
-    runner.dp_size, runner.dp_rank, runner.members = RANKS, rank, full.ranks
+    runner.dp_size, runner.dp_rank, runner.members = RANKS, rank, members
+    runner.uniform_decode_query_len = 1
     runner.standin_methods = lambda: _MoECommMethods
     runner.cudagraph_dispatcher = types.SimpleNamespace(
         cudagraph_keys={CUDAGraphMode.FULL: {Key(size) for size in BUCKETS}}
@@ -236,7 +246,7 @@ def build(rank):
 
 class Parallel:
     enable_expert_parallel, all2all_backend, enable_eplb = True, "allgather_reducescatter", False
-    world_size = pipeline_parallel_size = 1
+    world_size = pipeline_parallel_size = tensor_parallel_size = 1
 
     def __init__(self, rank):
         self.data_parallel_size, self.data_parallel_rank = RANKS, rank
@@ -248,6 +258,8 @@ class Parallel:
 
 def hold_all(allocator, model, runner, methods):
     """Everything that load made lies in the weights pool, saved by sleep or not; KV in its own."""
+    from vllm_ascend.vllm_ascend_C import hold
+
     tensors = [p.data for p in model.parameters()] + list(model.buffers())
     for layer in model.layers:
         whole = layer.routed_experts.__dict__["flexfloor_rows"]
@@ -256,10 +268,10 @@ def hold_all(allocator, model, runner, methods):
         table = getattr(method.token_dispatcher, "expert_ids_per_ep_rank", None)
         tensors += [] if table is None else [table]
     for tensor in {t.untyped_storage().data_ptr(): t for t in sorted(tensors, key=torch.numel)}.values():
-        allocator.standin_hold("weights", tensor)
+        hold(allocator, "weights", tensor)
     for pair in runner.kv_caches:
         for tensor in pair:
-            allocator.standin_hold("kv_cache", tensor)
+            hold(allocator, "kv_cache", tensor)
 
 
 # -- the scenario --------------------------------------------------------------------------------
@@ -445,26 +457,62 @@ def run(name):
         return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
-def prepare():
+MODULES = (
+    "vllm.distributed.device_communicators.shm_broadcast",
+    "vllm.model_executor.layers.fused_moe",
+    "vllm.model_executor.models.utils",
+    "vllm.v1.worker.workspace",
+)
+OVER_THE_STANDIN = (
+    "vllm_ascend.device_allocator.sleep_mem_optimized",
+    "vllm_ascend.ops.fused_moe.moe_comm_method",
+    "vllm_ascend.patch.worker.patch_distributed",
+    "vllm_ascend.worker.model_runner_v1",
+    "vllm_ascend.worker.worker",
+    "flexfloor.engine.devices.ascend",
+    "flexfloor.engine.world",
+    "mutants",
+)
+
+
+def prepare(package):
+    """Import everything once; the ranks are forked, and a garbage collection in them leaves it alone."""
     torch.set_num_threads(1)
     os.environ.update(TASK_QUEUE_ENABLE="1", VLLM_USE_V2_MODEL_RUNNER="0")
-    import vllm.config
-    import vllm.distributed
-    import vllm.model_executor.layers.fused_moe.config
-    import vllm.v1.worker.workspace  # noqa: F401
-
+    for name in MODULES:
+        importlib.import_module(name)
     torch_npu.install()
-    import vllm_ascend.worker.model_runner_v1  # noqa: F401
+    real.install(package)
+    for name in OVER_THE_STANDIN:
+        importlib.import_module(name)
+    keep_journal()
+    gc.collect()
+    gc.freeze()
 
-    import flexfloor.engine.devices.ascend
-    import flexfloor.engine.world  # noqa: F401
+
+def keep_journal():
+    """Note two of vllm-ascend's own calls."""
+    from vllm_ascend.device_allocator.sleep_mem_optimized import AclGraphSleepWakeupManager as Graphs
+    from vllm_ascend.ops.fused_moe import moe_comm_method
+
+    reset, setup = Graphs.reset_all_graph_params, moe_comm_method.setup_moe_comm_method
+
+    def noted_reset():
+        journal.note("reset")
+        reset()
+
+    def noted_setup(moe_config):
+        journal.note("setup", moe_config.ep_size)
+        setup(moe_config)
+
+    Graphs.reset_all_graph_params, moe_comm_method.setup_moe_comm_method = noted_reset, noted_setup
 
 
 if __name__ == "__main__":
-    prepare()
+    prepare(sys.argv[1])
     import mutants
 
-    for mutant in sys.argv[1:] or mutants.ALL:
+    for mutant in sys.argv[2:] or mutants.ALL:
         began = time.monotonic()
         ranks = run(mutant)
         print(json.dumps({"mutant": mutant, "ranks": ranks, "seconds": time.monotonic() - began}), flush=True)

@@ -5,6 +5,7 @@
 
 import sys
 import time
+import types
 from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -117,7 +118,11 @@ def main(name):
 
 
 def _one(rank, name, folder):
-    CASES[name](rank, folder)
+    from vllm.config import set_current_vllm_config
+
+    config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(data_parallel_size=RANKS))
+    with set_current_vllm_config(config):
+        CASES[name](rank, folder)
     sys.stdout.flush()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -89,11 +90,20 @@ class AscendDevice(Device):
 
     def make_group(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
         """See :func:`flexfloor.engine.devices.ascend_groups.survivors`."""
-        return ascend_groups.survivors(name, ranks, store, timeout_s)
+        with self._configured():
+            return ascend_groups.survivors(name, ranks, store, timeout_s)
 
     def make_channel(self, name: str, ranks: Sequence[int], store: Store, timeout_s: float) -> Group:
         """See :func:`flexfloor.engine.devices.ascend_groups.channel`."""
-        return ascend_groups.channel(name, ranks, store, timeout_s)
+        with self._configured():
+            return ascend_groups.channel(name, ranks, store, timeout_s)
+
+    def _configured(self) -> AbstractContextManager[None]:
+        """HCCL options of every name but MC2's look at the current configuration (contract: hccl-buffer-by-name)."""
+        from vllm.config import set_current_vllm_config
+
+        context: AbstractContextManager[None] = set_current_vllm_config(self._worker.vllm_config)
+        return context
 
     def destroy_group(self, group: Group) -> None:
         """Graphs first: no graph may hold a communicator that goes."""

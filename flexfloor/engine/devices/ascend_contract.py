@@ -105,9 +105,10 @@ GROUPS = (
                 "create_hccl_pg_options", "hccl_config['group_name'] = group_name", "options.hccl_config = hccl_config"
             ),
             says("get_hccl_config_for_pg_options", "if group_name and 'mc2' in group_name:\n    return None"),
-            takes("calculate_dp_buffer_size"),
+            says("get_hccl_config_for_pg_options", "'dp': {'hccl_buffer_size': calculate_dp_buffer_size()}"),
+            says("calculate_dp_buffer_size", "vllm_config = get_current_vllm_config()"),
         ),
-        "HCCL groups get a unique name, MC2's no buffer size of its own",
+        "HCCL groups get a unique name, MC2's no buffer size of its own; a configuration must be current for any other",
     ),
     Assumption(
         "moe-config-caches-groups",

@@ -5,6 +5,7 @@
 
 import contextlib
 import types
+from unittest.mock import MagicMock
 
 import journal
 import torch
@@ -26,7 +27,8 @@ class _Options:
 
 
 _C = types.SimpleNamespace(
-    _distributed_c10d=types.SimpleNamespace(ProcessGroupHCCL=types.SimpleNamespace(Options=_Options))
+    _NPUTaskGroupHandle=object,
+    _distributed_c10d=types.SimpleNamespace(ProcessGroupHCCL=types.SimpleNamespace(Options=_Options)),
 )
 
 
@@ -75,6 +77,8 @@ def _total():
 
 def install():
     npu = types.SimpleNamespace(
+        ExternalEvent=object,
+        memory=MagicMock(),  # named in annotations only
         Stream=Stream,
         Event=Event,
         stream=lambda stream: contextlib.nullcontext(),

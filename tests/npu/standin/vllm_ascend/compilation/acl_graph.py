@@ -1,33 +1,16 @@
-import dataclasses
 import weakref
+from dataclasses import dataclass
 
 import journal
+import real
+import torch
+import torch_npu
 from vllm.config import CUDAGraphMode
 
+NEEDED = (dataclass, torch, torch_npu)
 _acl_graph_wrappers = weakref.WeakSet()
-
-
-@dataclasses.dataclass
-class GraphParams:
-    events: dict
-    workspaces: dict
-    handles: dict
-    attn_params: dict
-
-
-_graph_params = None
-
-
-def set_graph_params(aclgraph_capture_sizes):
-    global _graph_params
-    if _graph_params is not None:
-        raise ValueError("Graph parameters have already been set!")
-    lists = [{size: [] for size in aclgraph_capture_sizes} for _ in range(3)]
-    _graph_params = GraphParams(lists[0], dict.fromkeys(aclgraph_capture_sizes), *lists[1:])
-
-
-def get_graph_params():
-    return _graph_params
+_draft_graph_params = _draft_graph_prefill_params = None
+real.take("compilation/acl_graph.py", globals(), "GraphParams", "_graph_params", "set_graph_params", "get_graph_params")
 
 
 class ACLGraphWrapper:
@@ -47,7 +30,7 @@ class ACLGraphWrapper:
         key, mode, capturing = args
         if mode is CUDAGraphMode.NONE:
             return self.runnable(key)
-        params = get_graph_params()
+        params = globals()["get_graph_params"]()
         if key not in self.concrete_aclgraph_entries:
             if not capturing:
                 journal.breaks("eager-or-captured", f"a graph of {key.num_tokens} would be captured while serving")

@@ -1,26 +1,42 @@
 import journal
+import real
+import torch
+from vllm.logger import logger
+from vllm.utils.mem_constants import GiB_bytes
 
+from vllm_ascend.ascend_config import get_ascend_config
 from vllm_ascend.device_allocator.camem import CaMemAllocator
+from vllm_ascend.vllm_ascend_C import unmapped
+
+_released = {
+    "torch": torch,
+    "logger": logger,
+    "GiB_bytes": GiB_bytes,
+    "get_ascend_config": get_ascend_config,
+    "CaMemAllocator": CaMemAllocator,
+}
+real.take("worker/worker.py", _released, "sleep", "wake_up", "execute_dummy_batch", owner="NPUWorker")
 
 
 class NPUWorker:
+    """Sleep, wake and dummy batch are vllm-ascend's own; around them the journal is kept."""
+
+    sleep_wakeup_manager = None
+
     def sleep(self, level=1):
-        model = self.model_runner.model
-        self._sleep_saved_buffers = {name: buffer.cpu().clone() for name, buffer in model.named_buffers()}
         journal.note("sleep", level)
-        CaMemAllocator.get_instance().sleep(offload_tags=("weights",) if level == 1 else ())
+        _released["sleep"](self, level)
 
     def wake_up(self, tags=None):
         journal.note("wake", tuple(tags) if tags is not None else None)
-        allocator = CaMemAllocator.get_instance()
-        allocator.wake_up(tags=tags)
-        if self._sleep_saved_buffers:
-            mapped = [data.mapped for data in allocator.pointer_to_data.values() if data.tag == "weights"]
-            if not all(mapped):
+        if self._sleep_saved_buffers and tags is not None and "weights" not in tags:
+            pool = CaMemAllocator.get_instance().pointer_to_data
+            if any(pool[pointer].tag == "weights" for pointer in unmapped):
                 journal.breaks("weights-before-buffers", "buffers are written while the weights are unmapped")
-            for name, buffer in self.model_runner.model.named_buffers():
-                buffer.data.copy_(self._sleep_saved_buffers[name].data)
-            self._sleep_saved_buffers = {}
+        _released["wake_up"](self, tags)
+
+    def log_memory_stats(self):
+        pass
 
     def execute_dummy_batch(self):
-        self.model_runner._dummy_run(1, uniform_decode=True)
+        _released["execute_dummy_batch"](self)
