@@ -13,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Bed:
         settings: engine settings (``world_size`` gives N).
         options: further vLLM engine arguments.
         start_s: how long the start may take.
+        context: how the processes are started; None spawns them.
     """
 
     def __init__(
@@ -39,16 +41,17 @@ class Bed:
         *,
         options: dict[str, Any] | None = None,
         start_s: float = 300,
+        context: BaseContext | None = None,
     ) -> None:
         self.size = settings.world_size
         self._settings = settings
-        context = multiprocessing.get_context("spawn")
+        start: Any = context or multiprocessing.get_context("spawn")
         port = _free_port()
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
+            ours, theirs = start.Pipe()
+            process = start.Process(
                 target=serve, args=(rank, str(model), settings, options or {}, port, theirs), daemon=True
             )
             process.start()

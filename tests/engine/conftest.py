@@ -56,6 +56,7 @@ def _matters(process):
 @pytest.fixture(scope="session")
 def bed(tmp_path_factory, tiny_checkpoint):
     """Four in-process engines: small KV (preemptions), short prefill chunks, poisoned rows, the invariant combine."""
+    from flexfloor.driver import children
     from flexfloor.engine.settings import EngineSettings
     from flexfloor.engine.testbed import Bed
 
@@ -76,7 +77,8 @@ def bed(tmp_path_factory, tiny_checkpoint):
         "max_num_batched_tokens": 48,
         "enable_prefix_caching": False,
     }
-    running = Bed(tiny_checkpoint, settings, options=options)
+    children.warm_up()
+    running = Bed(tiny_checkpoint, settings, options=options, context=children.ForkServer())
     running.events_dir = folder / "events"
     try:
         yield running
