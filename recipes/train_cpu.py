@@ -1,7 +1,7 @@
 """Arms of the CPU training recipe, each a real verl run in a process of its own, and the report on what they show.
 
 train       FlexFloor: three epochs; epoch 0 learns lengths, epochs 1 and 2 shrink
-stock-a     stock verl, the same steps
+stock-a     stock verl, the same steps: its dataset has the prompts in the order of the plans of `train`
 stock-b     stock verl again, another seed: how far two stock runs differ
 on, off     frozen policy: the same plan with shrinking and without; every response must be equal
 greedy-*    frozen policy, greedy, vLLM's stock combine: agreement with stock verl's placement and of stock with itself
@@ -22,6 +22,8 @@ import train_cpu_report
 import train_cpu_task
 import typer
 
+from flexfloor.plan import EpochPlan
+
 HERE = Path(__file__).resolve().parent
 STEPS_AN_EPOCH = 4
 EPOCHS = 3
@@ -31,8 +33,8 @@ GREEDY = ["actor_rollout_ref.rollout.top_k=1"]
 
 ARMS: dict[str, tuple[str, list[str]]] = {
     "train": ("cpu_flexfloor", [f"trainer.total_epochs={EPOCHS}", "trainer.save_freq=4"]),
-    "stock-a": ("cpu", [f"trainer.total_epochs={EPOCHS}"]),
-    "stock-b": ("cpu", [f"trainer.total_epochs={EPOCHS}", "actor_rollout_ref.rollout.seed=1043"]),
+    "stock-a": ("cpu", ["trainer.total_epochs=1"]),
+    "stock-b": ("cpu", ["trainer.total_epochs=1", "actor_rollout_ref.rollout.seed=1043"]),
     "on": ("cpu_flexfloor", [*FROZEN, *RESPONSES]),
     "off": ("cpu_flexfloor", [*FROZEN, *RESPONSES, "flexfloor.verl.shrink=false"]),
     "greedy-stock": ("cpu", [*FROZEN, *GREEDY, "trainer.total_epochs=1"]),
@@ -64,12 +66,26 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **own}
 
 
+def planned_rows(out: Path) -> list[dict[str, Any]]:
+    """The dataset in the order in which `train` visited it, epoch by epoch.
+
+    Raises:
+        SystemExit: `train` has not run.
+    """
+    rows = {row["extra_info"]["item_id"]: row for row in train_cpu_task.rows()}
+    plans = sorted((out / "train" / "flexfloor" / "plans").glob("epoch-*.json"))
+    if len(plans) < EPOCHS:
+        raise SystemExit("run the arm `train` first: the stock arms repeat its steps")
+    return [rows[item] for plan in plans for step in EpochPlan.load(plan).steps for item in step.items]
+
+
 def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
     """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
     preset, overrides = ARMS[name]
     folder = (out / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    train, val = train_cpu_task.write(out.resolve() / "data", train_cpu_task.rows())
+    rows = planned_rows(out) if name.startswith("stock") else train_cpu_task.rows()
+    train, val = train_cpu_task.write(folder / "data", rows)
     began = time.monotonic()
     with (folder / "log.txt").open("w") as log:
         done = subprocess.run(

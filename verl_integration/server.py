@@ -180,8 +180,6 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         token = _turn.set(turn)
         try:
             output = await super().generate(*args, **kwargs)
-            self._generated_at = time.time()
-            return output
         except Exception as error:
             await self._explain(error)
             if turn.place is not None and self._door is not None and not self._door.passed(turn.place):
@@ -189,6 +187,8 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
             raise
         finally:
             _turn.reset(token)
+        self._generated_at = time.time()
+        return output
 
     async def _explain(self, error: Exception) -> None:
         """A dying engine's error becomes the watchdog's one line (plain text: exceptions lose their fields in Ray)."""

@@ -45,6 +45,8 @@ from verl_integration.records import RunRecords
 from verl_integration.section import RunSettings
 
 POLL_S = 0.2
+LEAST_AGREEMENT = 0.9
+"""Below this correlation of rollout and trainer probabilities the weights themselves are in doubt."""
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +234,15 @@ class FlexFloorTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         result = super()._compute_metrics(batch, metrics, *args, **kwargs)
         step = self._step
+        agreement = metrics.get("training/rollout_actor_probs_pearson_corr")
+        if agreement is not None and agreement < LEAST_AGREEMENT:
+            what = (
+                "step %d: rollout and trainer disagree on the responses (correlation of probabilities %.3f, gap %.4f)"
+            )
+            gap = metrics.get("training/rollout_probs_diff_mean", float("nan"))
+            logger.warning(
+                f"{what}: the engines may hold other weights than the trainer", self.global_steps, agreement, gap
+            )
         if step is not None:
             metrics.update(step_metrics(self._tail.read(), step.epoch, step.step))
             metrics[f"{PREFIX}/planning_seconds"] = self._planning_s
