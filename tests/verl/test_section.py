@@ -112,3 +112,12 @@ def test_the_resolved_section_is_one_that_flexfloor_plan_reads(tmp_path):
     file = tmp_path / "config.yaml"
     OmegaConf.save({"flexfloor": run.config.resolved()}, file)
     assert load_config(file) == run.config
+
+
+def test_a_server_takes_all_requests_of_a_step_at_once(tmp_path):
+    from verl_integration.replica import requests_at_once
+
+    sizes = ("data.train_batch_size=400", "actor_rollout_ref.actor.ppo_mini_batch_size=400")
+    more = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.max_num_seqs=1024")
+    _, run = resolved(*sizes, *more, folder=tmp_path)
+    assert requests_at_once(run) == 3200
