@@ -59,11 +59,15 @@ class Layer(MoERunnerInterface):
         self.experts_ = experts = Experts()
         experts.moe_config, experts.local_num_experts = self.moe_config, rows
         experts.expert_map_manager = types.SimpleNamespace(_local_num_experts=rows, moe_parallel_config=None)
-        for name in ("w13_weight", "w2_weight"):
-            weight = torch.full((EXPERTS, HIDDEN, 2 * HIDDEN), float("nan"))  # room for floor 1, spare rows undefined
-            for row in range(rows):
-                weight[row] = rank * rows + row
-            experts.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+        self._quant_method.create_weights(
+            layer=experts,
+            num_experts=rows,
+            hidden_size=HIDDEN,
+            intermediate_size_per_partition=2 * HIDDEN,
+            params_dtype=torch.float32,
+        )
+        for row in range(rows):
+            experts.w13_weight[row] = experts.w2_weight[row] = rank * rows + row
         linear = torch.full((EXPERTS,), -1, dtype=torch.int32)
         linear[rank * rows : (rank + 1) * rows] = torch.arange(rows, dtype=torch.int32)
         experts.__dict__["_ascend_expert_map"] = linear
@@ -79,6 +83,7 @@ class Config:
 
     num_experts, sp_size, experts_per_token = EXPERTS, 1, 2
     swiglu_limit = swiglu_alpha = swiglu_beta = None
+    is_act_and_mul, has_bias = True, False
 
     def __init__(self, rows):
         self.num_local_experts, self.moe_parallel_config = rows, None
@@ -153,7 +158,7 @@ class Model(torch.nn.Module):
                 journal.breaks("no-subset-collective", f"{what} would meet {ranks}, the members are {members}")
                 return
         backend = group.device_group._get_backend(torch.device("npu"))
-        if not backend.opened:
+        if not backend.opened and "_ff_" in backend.hccl_name:
             journal.breaks("opened-in-staging", f"{backend.hccl_name} would be made by a step")
         mine = torch.ones(1)
         dist.all_reduce(mine, group=group.device_group)
@@ -185,7 +190,6 @@ def build(rank):
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
     from vllm_ascend.worker.worker import NPUWorker
 
-    from flexfloor.engine.devices import ascend_experts
     from flexfloor.engine.wiring import Wiring
 
     init_workspace_manager(torch.device("cpu"), 1)
@@ -219,7 +223,7 @@ def build(rank):
     for layer in model.layers:
         layer.moe_config.moe_parallel_config = Wiring.parallel_of(types.SimpleNamespace(config=config), layer, RANKS)
         layer._quant_method.process_weights_after_loading(layer.routed_experts)
-        ascend_experts.expose(layer.routed_experts)
+        assert tuple(layer.routed_experts.w13_weight.shape) == (EXPERTS // RANKS, HIDDEN, 4 * HIDDEN)
     with set_current_vllm_config(config):
         setup_moe_comm_method(model.layers[-1].moe_config)
     runner.model = acl_graph.ACLGraphWrapper(model, config, CUDAGraphMode.FULL)
@@ -283,15 +287,13 @@ class Run:
     def __init__(self, rank, mutant):
         from flexfloor.elastic.placement import Placement
         from flexfloor.engine.devices.ascend import AscendDevice
-        from flexfloor.engine.settings import EngineSettings
         from flexfloor.engine.world import ElasticWorld
 
         self.rank, self.serial = rank, 0
         self.worker = build(rank)
         self.runner = self.worker.model_runner
-        settings = EngineSettings(world_size=RANKS, smallest_floor=1, events_dir=".", board="b", deadline_s=DEADLINE_S)
         mutant()
-        self.world = ElasticWorld(self.worker, AscendDevice(), settings)
+        self.world = ElasticWorld(self.worker, AscendDevice(), settings())
         self.base = Placement.linear(EXPERTS, RANKS, EXPERTS)
         self.placement, self.members, self.asleep = self.base, tuple(range(RANKS)), set()
         self.load = 3
@@ -485,9 +487,28 @@ def prepare(package):
     real.install(package)
     for name in OVER_THE_STANDIN:
         importlib.import_module(name)
+    patch_as_the_plugin_does()
     keep_journal()
     gc.collect()
     gc.freeze()
+
+
+def settings():
+    """Room for floor 1; spare rows are NaN."""
+    from flexfloor.engine.settings import EngineSettings
+
+    return EngineSettings(
+        world_size=RANKS, smallest_floor=1, events_dir=".", board="b", deadline_s=DEADLINE_S, poison=True
+    )
+
+
+def patch_as_the_plugin_does():
+    """Without the check of installed packages, which are not installed here."""
+    from flexfloor.engine import rows
+    from flexfloor.engine.devices import ascend_experts
+
+    ascend_experts.patch()
+    rows.patch(settings())
 
 
 def keep_journal():

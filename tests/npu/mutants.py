@@ -11,7 +11,15 @@ from flexfloor.engine.devices.ascend_graphs import AclGraphs
 from flexfloor.engine.devices.ascend_memory import Pools
 from flexfloor.engine.wiring import Wiring
 
-ALL, RULES = {"none": lambda: None}, {}
+
+def on_a2():
+    """No mutant: the module as it is on A2, where four ranks exchange by all-gather over the DP group."""
+    from vllm_ascend.device.hardware_profile import MoECommPolicy, profile
+
+    profile.moe_comm_policy = MoECommPolicy.CAPACITY_AND_EXPERT_DENSITY
+
+
+ALL, RULES = {"none": lambda: None, "on-a2": on_a2}, {}
 
 
 def mutant(rule):

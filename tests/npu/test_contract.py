@@ -197,4 +197,4 @@ def test_the_docs_list_every_assumption():
         assert row in text, f"docs/ascend.md lacks: {row}"
     for unproven in ascend_unproven.ALL:
         assert f"`{unproven.name}`" in text, unproven.name
-        assert unproven.command in text, unproven.name
+        assert f"| `{unproven.command}` | {unproven.shows} |" in text, unproven.name

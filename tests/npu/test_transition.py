@@ -50,8 +50,9 @@ def journals(runs):
     return [rank["journal"] for rank in runs["none"]]
 
 
-def test_the_module_breaks_no_rule(runs):
-    for rank in runs["none"]:
+@pytest.mark.parametrize("name", ["none", "on-a2"])
+def test_the_module_breaks_no_rule(name, runs):
+    for rank in runs[name]:
         assert rank["error"] is None
         assert rank["broken"] == []
 

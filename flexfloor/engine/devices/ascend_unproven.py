@@ -34,7 +34,7 @@ ALL: tuple[Unproven, ...] = (
         "plugin-before-worker-patches",
         "the plugin may import vLLM's modules before vllm-ascend patches the worker",
         _test("test_engine_starts"),
-        "`engine ready: 2 ranks`",
+        "`engine ready: 4 ranks`",
     ),
     Unproven(
         "subgroup-without-others",
