@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -73,7 +74,8 @@ class TrajectoryClient(LLMServerClient):  # type: ignore[misc]
     async def failed(self, error: BaseException) -> None:
         """The agent loop raised."""
         why = f"{self.trajectory}: {type(error).__name__}: {error}"
-        await self._settle(why)
+        with contextlib.suppress(Exception):  # the cause is what is told, not what follows from it
+            await self._settle(why)
         if self._sent:
             await server_of(int(self._place["replica"])).flexfloor_note.remote(why)
 
