@@ -527,6 +527,16 @@ def keep_journal():
         setup(moe_config)
 
     Graphs.reset_all_graph_params, moe_comm_method.setup_moe_comm_method = noted_reset, noted_setup
+    destroy = dist.destroy_process_group
+
+    def noted_destroy(group=None):
+        ranks = dist.get_process_group_ranks(group)
+        journal.note("destroy", ranks)
+        if len(ranks) == RANKS:
+            journal.breaks("the-full-world-stays", "a group of all ranks is destroyed")
+        destroy(group)
+
+    dist.destroy_process_group = noted_destroy
 
 
 if __name__ == "__main__":

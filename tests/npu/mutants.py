@@ -19,7 +19,14 @@ def on_a2():
     profile.moe_comm_policy = MoECommPolicy.CAPACITY_AND_EXPERT_DENSITY
 
 
-ALL, RULES = {"none": lambda: None, "on-a2": on_a2}, {}
+def keeps_one():
+    """No mutant: the module as it is with room for the groups of one survivor set only."""
+    from flexfloor.engine.devices import ascend
+
+    ascend.KEPT_SETS = 1
+
+
+ALL, RULES = {"none": lambda: None, "on-a2": on_a2, "keeps-one": keeps_one}, {}
 
 
 def mutant(rule):
@@ -93,6 +100,18 @@ def dp_device_group_stays():
         )
 
     AscendWiring.world_fields = kept
+
+
+@mutant("the-full-world-stays")
+def coordinators_are_destroyed_at_a_switch():
+    point = AscendWiring.point
+
+    def destroying(self, group, maps, rank):
+        for coordinator in self.coordinators():
+            coordinator.destroy_hccl()
+        point(self, group, maps, rank)
+
+    AscendWiring.point = destroying
 
 
 @mutant("opened-in-staging")

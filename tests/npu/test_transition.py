@@ -50,7 +50,7 @@ def journals(runs):
     return [rank["journal"] for rank in runs["none"]]
 
 
-@pytest.mark.parametrize("name", ["none", "on-a2"])
+@pytest.mark.parametrize("name", ["none", "on-a2", "keeps-one"])
 def test_the_module_breaks_no_rule(name, runs):
     for rank in runs[name]:
         assert rank["error"] is None
@@ -110,6 +110,14 @@ def test_groups_are_made_by_their_members_only_and_only_when_needed(journals):
         assert sets <= {(0, 1, 2, 3), (1, 3), (0, 2), (0, 1)}
     made = [(e[1].split("_")[0], e[3]) for e in journals[1] if e[0] == "group" and e[2] == [1, 3]]
     assert made == [("dp", 50), ("ep", 200), ("mc2", None)]  # kept: the second (1, 3) makes none
+
+
+def test_what_is_kept_no_longer_is_destroyed_and_nothing_else(runs):
+    for rank in runs["none"]:
+        assert [entry[1] for entry in rank["journal"] if entry[0] == "destroy"] in ([], [[0, 2]] * 4)  # the undone set
+    gone = [entry[1] for rank in runs["keeps-one"] for entry in rank["journal"] if entry[0] == "destroy"]
+    assert [1, 3] in gone
+    assert all(len(ranks) < 4 for ranks in gone)
 
 
 def test_the_full_world_is_not_built_again(journals):

@@ -66,7 +66,10 @@ class AscendDevice(Device):
         ascend_experts.patch()
 
     def bind(self, worker: Any) -> None:
-        """Refuses what cannot shrink; takes over the graphs that vllm-ascend captured."""
+        """Refuses what cannot shrink; takes over the graphs that vllm-ascend captured.
+
+        Steps are counted where the graph wrapper is called (contract: graph-table, dummy-run, attention-metadata).
+        """
         from vllm_ascend.compilation.acl_graph import ACLGraphWrapper
         from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 

@@ -548,6 +548,21 @@ RUNNER = (
         (RC,),
     ),
     Assumption(
+        "dummy-run",
+        _RUNNER,
+        (
+            takes("NPUModelRunner._dummy_run", "self", "num_tokens", "uniform_decode", "is_graph_capturing"),
+            says("NPUModelRunner._dummy_run", "if not is_graph_capturing:", "blk_table.slot_mapping.gpu.fill_(-1)"),
+        ),
+        "dummy steps are not counted as steps; warm-ups write into no slot",
+    ),
+    Assumption(
+        "attention-metadata",
+        "attention/attention_v1.py",
+        (has("AscendMetadata.max_query_len"),),
+        "the audit tells prefill from decode by it",
+    ),
+    Assumption(
         "dummy-batch",
         _WORKER,
         (
