@@ -25,6 +25,10 @@ from flexfloor.planner.solver import WHOLE, LinearProgram, Status, Terms
 _MANY, _FEW = 5000, 800
 """Candidates from which on a solve in whole numbers begins with few (at most half), and how many these are."""
 
+_PARTIAL_GAP, _PARTIAL_SECONDS = 1e-3, 3.5
+"""Where only a part of the candidates is offered: relative distance to the cheapest placement that is good enough, and
+the longest solve in whole numbers; packing has an answer already."""
+
 Group = tuple[int, ...]
 """Prompts of one rank: positions in demand order, ascending."""
 
@@ -186,7 +190,8 @@ class PairModel:
         """
         count = len(self._demand)
         indices = list(range(len(self._columns.groups))) if allowed is None else list(allowed)
-        program = LinearProgram(self._solver)
+        loose = () if self._columns.complete else (_PARTIAL_GAP, _PARTIAL_SECONDS)
+        program = LinearProgram(self._solver, *loose)
         opens = [program.variable(0, 1, integer=True) for _ in range(count)]
         single = {self._columns.groups[k][0] for k in indices if len(self._columns.groups[k]) == 1}
         alone = [program.variable(0, int(k in single), integer=True) for k in range(count)] if self._alone else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import sys
 import warnings
@@ -35,10 +36,12 @@ class LinearProgram:
 
     Args:
         config: which solver, and its limits.
+        gap: relative distance to the optimum at which a solve in whole numbers may stop.
+        seconds: limit of a solve in whole numbers below the configuration's.
     """
 
-    def __init__(self, config: SolverConfig) -> None:
-        self._config = config
+    def __init__(self, config: SolverConfig, gap: float = 0.0, seconds: float = math.inf) -> None:
+        self._config, self._gap, self._seconds = config, gap, seconds
         self._problem = pulp.LpProblem("step", pulp.LpMinimize)
         self._integers: list[pulp.LpVariable] = []
         self._variables = 0
@@ -68,14 +71,14 @@ class LinearProgram:
         """
         for variable in self._integers:
             variable.cat = pulp.LpInteger if whole else pulp.LpContinuous
-        limit = self._config.time_limit_s
+        limit = min(self._config.time_limit_s, self._seconds) if whole else self._config.time_limit_s
         if self._config.name == "highs":
             _say_hello_to_nobody()
-            solver = _Highs(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
+            solver = _Highs(msg=False, gapRel=self._gap, gapAbs=0, threads=1, timeLimit=limit)
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 moves CBC into an extra; we pin PuLP 3
-                solver = pulp.PULP_CBC_CMD(msg=False, gapRel=0, gapAbs=0, threads=1, timeLimit=limit)
+                solver = pulp.PULP_CBC_CMD(msg=False, gapRel=self._gap, gapAbs=0, threads=1, timeLimit=limit)
         try:
             self._problem.solve(solver)
         except pulp.PulpSolverError as error:
