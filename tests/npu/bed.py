@@ -232,7 +232,8 @@ def build(rank):
     runner.uniform_decode_query_len = 1
     runner.standin_methods = lambda: _MoECommMethods
     runner.cudagraph_dispatcher = types.SimpleNamespace(
-        cudagraph_keys={CUDAGraphMode.FULL: {Key(size) for size in BUCKETS}}
+        cudagraph_keys={CUDAGraphMode.FULL: {Key(size) for size in BUCKETS}},
+        _bs_to_padded_graph_size=[0, *(min(size for size in BUCKETS if size >= n) for n in range(1, max(BUCKETS) + 1))],
     )
     tables = types.SimpleNamespace(block_tables=[types.SimpleNamespace(block_table=Buffer())])
     tables.block_tables[0].block_table.gpu.zero_()
@@ -344,12 +345,23 @@ class Run:
         before = self.members if before is None else before
         return Ticket(self.serial, before, tuple(after), tuple(moves), maps, tuple(woken), (), DEADLINE_S, self.load)
 
-    def shrink(self, after, *, undo=False):
+    def smaller(self, load):
+        """One more graph of the present world, for a load that has fallen."""
+        ticket = dataclasses.replace(self.ticket(self.members, [], {}), load=load, lean=True)
+        journal.enter("smaller", ticket.serial)
+        if self.rank in self.members:
+            if self.world.capture_wanted(load) != load:
+                journal.breaks("eager-or-captured", f"no graph of {load} is asked for")
+            self.world.capture(ticket)
+        self.step()
+        dist.all_reduce(torch.zeros(1))
+
+    def shrink(self, after, *, undo=False, lean=False):
         from flexfloor.elastic import placement as rows_of
 
         target, moves = rows_of.shrink(self.placement, list(after))
         maps = {rank: target.expert_map(rank) for rank in after}
-        ticket = self.ticket(after, moves, maps)
+        ticket = dataclasses.replace(self.ticket(after, moves, maps), lean=lean)
         journal.enter("stage", ticket.serial)
         self.world.prepare(ticket)
         self.world.stage(ticket)
@@ -420,7 +432,8 @@ class Run:
         self.restore("full")
         self.shrink((0, 2), undo=True)
         self.step()
-        self.shrink((0, 1))
+        self.shrink((0, 1), lean=True)
+        self.smaller(2)
         self.restore("topology")
         self.wake_all()
         self.shrink((1, 3))

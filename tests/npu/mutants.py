@@ -185,9 +185,9 @@ def parameters_are_not_reset():
 def reset_before_the_swap():
     ready = AclGraphs.ready
 
-    def early(self, group, load):
+    def early(self, group, load, **lean):
         self._reset()
-        return ready(self, group, load)
+        return ready(self, group, load, **lean)
 
     AclGraphs.ready = early
 
@@ -221,10 +221,10 @@ def every_survivor_captures_its_own_list():
     ready = AclGraphs.ready
     ascend_graphs.agree = lambda group, sizes: None
 
-    def own(self, group, load):
+    def own(self, group, load, **lean):
         import torch.distributed as dist
 
-        return ready(self, group, load if dist.get_rank() != group.ranks[0] else 1)
+        return ready(self, group, load if dist.get_rank() != group.ranks[0] else 1, **lean)
 
     AclGraphs.ready = own
 
@@ -233,10 +233,10 @@ def every_survivor_captures_its_own_list():
 def lists_differ_and_the_members_compare_them():
     ready = AclGraphs.ready
 
-    def own(self, group, load):
+    def own(self, group, load, **lean):
         import torch.distributed as dist
 
-        return ready(self, group, load if dist.get_rank() != group.ranks[0] else 1)
+        return ready(self, group, load if dist.get_rank() != group.ranks[0] else 1, **lean)
 
     AclGraphs.ready = own
 

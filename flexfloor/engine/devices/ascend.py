@@ -170,6 +170,14 @@ class AscendDevice(Device):
         """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.ready`."""
         return {} if self._graphs is None else self._graphs.ready(group, load)
 
+    def capture_one(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
+        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.ready`."""
+        return {} if self._graphs is None else self._graphs.ready(group, load, lean=True)
+
+    def capture_wanted(self, load: int) -> int:
+        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.wanted`."""
+        return 0 if self._graphs is None else self._graphs.wanted(load)
+
     def graphs(self) -> GraphSet | None:
         """The set in use."""
         return None if self._graphs is None else self._graphs.used

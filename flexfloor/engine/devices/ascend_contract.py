@@ -489,6 +489,12 @@ GRAPHS = (
         "capturing goes through vLLM's own loop over the dispatcher's keys",
     ),
     Assumption(
+        "padding-by-the-dispatcher-s-list",
+        "patch/worker/patch_cudagraph.py",
+        (raw("num_tokens_padded = self._bs_to_padded_graph_size[num_tokens]"),),
+        "a batch is padded to the next graph that is there where that list is replaced",
+    ),
+    Assumption(
         "compiled-code-runs-eagerly",
         "compilation/compiler_interface.py",
         (says("_configure_backend", "'force_eager': True"),),
@@ -673,6 +679,12 @@ ALL: tuple[Assumption, ...] = (*GROUPS, *MOE, *SELECTION, *MEMORY, *GRAPHS, *RUN
 VLLM: tuple[Symbol, ...] = (
     Symbol("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.capture_model", ("self",), "called: captures graphs"),
     Symbol("vllm.v1.cudagraph_dispatcher", "CudagraphDispatcher.get_capture_descs", ("self",), "reads the keys set"),
+    Symbol(
+        "vllm.v1.cudagraph_dispatcher",
+        "CudagraphDispatcher._compute_bs_to_padded_graph_size",
+        ("self",),
+        "its list of padded batch sizes is replaced where a world lacks graphs",
+    ),
     Symbol("vllm.v1.worker.workspace", "unlock_workspace", (), "called before a capture"),
     Symbol("vllm.model_executor.layers.fused_moe.config", "FusedMoEConfig.ep_size", (), "read by vllm-ascend"),
 )

@@ -4,8 +4,9 @@ A full graph bakes in the HCCL communicators, the world size, the number of loca
 keeps events, handles and attention parameters of captured graphs in lists that only grow, one set a process, and pairs
 them with the graphs by position: graphs and parameters are changed together or not at all.
 
-A survivor set captures anew each time, into an empty table and empty parameters. The world before stays aside until
-the transition is confirmed, because an undo must find it. The full world's graphs are kept while the world is smaller:
+A survivor set captures anew each time, into an empty table and empty parameters; a smaller graph may follow later in
+the same world, whose parameters of that batch size are still empty. The world before stays aside until the transition
+is confirmed, because an undo must find it. The full world's graphs are kept while the world is smaller:
 vllm-ascend itself replays them after a level-2 sleep, whose addresses stay (contract: sleep-keeps-graphs)
 (unproven: graphs-after-wake). Both sets must fit into the device's streams (unproven: recapture).
 """
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from flexfloor.engine.devices.base import Group
+from flexfloor.engine.devices.cuda_graphs import padded
 from flexfloor.errors import ProtocolError
 
 
@@ -57,6 +59,7 @@ class AclGraphs:
         self._runner, self._wrapper, self._module, self._mode = runner, runner.model, acl_graph, CUDAGraphMode.FULL
         keys = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
         self._all = keys
+        self._padded: list[int] = list(runner.cudagraph_dispatcher._bs_to_padded_graph_size)
         self.full = GraphSet(None, keys, self._wrapper.concrete_aclgraph_entries, acl_graph._graph_params)
         self.used = self.full
         self._aside: GraphSet | None = None
@@ -74,30 +77,40 @@ class AclGraphs:
         top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
         return sorted((key for key in self._all if key.num_tokens <= top), key=lambda key: -int(key.num_tokens))
 
-    def ready(self, group: Group, load: int) -> dict[str, Any]:
-        """Capture the graphs of ``group`` up to ``load`` requests and use them; joint.
+    def wanted(self, load: int) -> int:
+        """Size of the bucket of ``load`` requests where the graphs in use lack it, else 0."""
+        needed = self.buckets(load)[:1]
+        return next((int(key.num_tokens) for key in needed if key not in self.used.entries), 0)
+
+    def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
+        """Capture what the graphs of ``group`` lack up to ``load`` requests, and use them; joint.
+
+        Args:
+            group: the groups of the world.
+            load: most requests that a rank has.
+            lean: capture the bucket of ``load`` alone; smaller batches are padded to the next one that is there.
 
         Returns:
-            ``captured``: buckets captured; ``kept``: none; ``capture``: seconds.
+            ``captured``: buckets captured now; ``kept``: buckets found; ``capture``: seconds.
 
         Raises:
             ProtocolError: the members would capture different buckets, or one was not captured.
         """
         began = time.perf_counter()
-        keys = self.buckets(load)
-        agree(group, [int(key.num_tokens) for key in keys])
+        there = self.used.entries if self.used.group is group else {}
+        kept = sorted(int(key.num_tokens) for key in there)
+        missing = [key for key in self.buckets(load)[: 1 if lean else None] if key not in there]
+        agree(group, [int(key.num_tokens) for key in missing])
         torch.npu.synchronize()
-        self.settled()
-        self.put(GraphSet(group, set(keys), {}, _empty(self.full.params)))
-        self._reset()
-        if keys:
-            self._capture()
-        missing = [key for key in keys if key not in self.used.entries]
+        if self.used.group is not group:
+            self.settled()
+            self.put(GraphSet(group, set(), {}, _empty(self.full.params)))
+            self._reset()
         if missing:
-            raise ProtocolError(f"{len(missing)} decode graphs were not captured")
+            self._capture(missing)
         return {
-            "captured": sorted(int(key.num_tokens) for key in keys),
-            "kept": [],
+            "captured": sorted(int(key.num_tokens) for key in missing),
+            "kept": kept,
             "capture": time.perf_counter() - began,
         }
 
@@ -108,7 +121,16 @@ class AclGraphs:
         self._aside, self.used = self.used, graphs
         self._wrapper.concrete_aclgraph_entries = graphs.entries
         self._module._graph_params = graphs.params
-        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = set(graphs.keys)
+        self._dispatch(graphs.keys)
+
+    def _dispatch(self, keys: set[Any]) -> None:
+        """Let vLLM's dispatcher know these graphs alone (contract: padding-by-the-dispatcher-s-list).
+
+        A batch above all of them runs eagerly and is counted so.
+        """
+        dispatcher = self._runner.cudagraph_dispatcher
+        dispatcher.cudagraph_keys[self._mode] = set(keys)
+        dispatcher._bs_to_padded_graph_size = padded(self._padded, sorted(int(key.num_tokens) for key in keys))
 
     def settled(self) -> None:
         """Free the graphs set aside, unless they are the full world's."""
@@ -137,17 +159,24 @@ class AclGraphs:
         AclGraphSleepWakeupManager.clear_all_attention_workspaces()
         AclGraphSleepWakeupManager.reset_all_graph_params()
 
-    def _capture(self) -> None:
+    def _capture(self, missing: list[Any]) -> None:
+        """Into the set in use; capture_model goes through the keys that the dispatcher knows."""
         from vllm.compilation.monitor import set_cudagraph_capturing_enabled
         from vllm.config import set_current_vllm_config
         from vllm.v1.worker.workspace import unlock_workspace
 
+        self._dispatch(set(missing))
         try:
             with self._without_blocks(), set_current_vllm_config(self._runner.vllm_config):
                 unlock_workspace()  # capture_model locks it again
                 self._runner.capture_model()
         finally:
             set_cudagraph_capturing_enabled(False)  # a capture that failed leaves it on, and a miss would capture
+            self.used.keys |= {key for key in missing if key in self.used.entries}
+            self._dispatch(self.used.keys)
+        lost = [int(key.num_tokens) for key in missing if key not in self.used.entries]
+        if lost:
+            raise ProtocolError(f"decode graphs of {lost} were not captured")
 
     @contextmanager
     def _without_blocks(self) -> Iterator[None]:
