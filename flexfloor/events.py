@@ -94,7 +94,9 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
         {"stage": "count", "survivors": "counts", "moved_bytes": "count", **dict.fromkeys(PARTS, "span")},
     ),
     # Planned residency: worlds made ready after rollout_start and before the first token (elastic/rehearsal.py).
-    "rehearsal": EventSpec({}, {"seconds": "span", "moved_rows": "count", "moved_bytes": "count", "captured": "counts"}),
+    "rehearsal": EventSpec(
+        {}, {"seconds": "span", "moved_rows": "count", "moved_bytes": "count", "captured": "counts"}
+    ),
     "detach_start": EventSpec(),
     "detach_end": EventSpec(),
     "sleep_start": EventSpec({}, {"tag": "text"}),
