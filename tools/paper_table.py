@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 BASELINE = "verl_baseline"
 GRID_CORRELATIONS = (0.4, 0.6, 0.8)
+GRID_METHODS = (BASELINE, "lengthsort", "ls_tg", "flex_n4", "flex_p4")
 GOAL_POINTS = 8.0
 """How far, in percentage points, a predicted gain may lie from the published one."""
 
@@ -215,6 +216,33 @@ def run_case(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, "step_scale": scale, "rows": rows, "verdict": verdict(rows), "assumptions": notes}
 
 
+def summary_markdown(cases: dict[str, dict[str, Any]]) -> str:
+    """Gains of Q / E in percent, one column a case, and how many rows lie within the goal."""
+    names = [f"{name} ({one['case']['correlation']:g})" for name, one in cases.items()]
+    lines = [f"| method | published | {' | '.join(names)} |", "|:--|" + "--:|" * (len(names) + 1)]
+    for method in PUBLISHED:
+        if method == BASELINE:
+            continue
+        own = next(iter(cases.values()))["rows"][method]
+        cells = [f"{own['published_gain_q']:+.1f} / {own['published_gain_e']:+.1f}"]
+        cells += [f"{r['gain_q']:+.1f} / {r['gain_e']:+.1f}" for r in (one["rows"][method] for one in cases.values())]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    found = [one["verdict"] for one in cases.values()]
+    lines.append("| largest miss, points | | " + " | ".join(f"{v['largest_miss']:.1f}" for v in found) + " |")
+    lines.append(f"| rows within {GOAL_POINTS:g} | | " + " | ".join(str(v["rows_within_goal"]) for v in found) + " |")
+    shares = [_over_tail_guard(one["rows"]) for one in cases.values()]
+    told = " | ".join(f"{q:.3f} / {e:.3f}" for q, e in shares)
+    published = [PUBLISHED["flex_n4"], PUBLISHED["ls_tg"]]
+    ratios = published[0].throughput / published[1].throughput, published[0].efficiency / published[1].efficiency
+    lines.append(f"| flex_n4 over ls_tg | {ratios[0]:.3f} / {ratios[1]:.3f} | {told} |")
+    return "\n".join(lines)
+
+
+def _over_tail_guard(rows: dict[str, dict[str, Any]]) -> tuple[float, float]:
+    flex, guard = rows["flex_n4"], rows["ls_tg"]
+    return flex["throughput"] / guard["throughput"], flex["efficiency"] / guard["efficiency"]
+
+
 def diagnosed(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
     """The case with the correlation, in hundredths, at which LengthSort's gain comes nearest to the published one."""
     wanted = PUBLISHED["lengthsort"].throughput / PUBLISHED[BASELINE].throughput - 1
@@ -235,23 +263,28 @@ def diagnosed(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "correlation": nearest / 100, "name": "diagnosis"}
 
 
+def grid_cell(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
+    """Gains and misses of the methods of `GRID_METHODS` for one workload, the factor fitted anew."""
+    scale = setting.fitted_scale(case)
+    arms = setting.arms(case, GRID_METHODS, scale)
+    rows = {name: row(name, arms[name]) for name in GRID_METHODS[1:]}
+    kept = ("gain_q", "gain_e", "miss_q", "miss_e")
+    return {
+        **{key: case[key] for key in ("correlation", "cap_share")},
+        "scale": scale,
+        "rows": {name: {key: r[key] for key in kept} for name, r in rows.items()},
+        "largest_miss": max(max(abs(r["miss_q"]), abs(r["miss_e"])) for r in rows.values()),
+    }
+
+
 def grid(setting: Setting) -> list[dict[str, Any]]:
-    """Gains and misses of every method over correlation and share at the cap."""
+    """Every cell of correlation and share at the cap."""
     cells = []
     for case in setting.work["cases"]:
         if "name" in case or case["correlation"] not in GRID_CORRELATIONS:
             continue
         print(f"correlation {case['correlation']}, at the cap {case['cap_share']:.2%}", file=sys.stderr, flush=True)
-        found = run_case(setting, case)
-        kept = ("gain_q", "gain_e", "miss_q", "miss_e")
-        cells.append(
-            {
-                **{key: case[key] for key in ("correlation", "cap_share")},
-                "scale": found["step_scale"],
-                "rows": {n: {key: r[key] for key in kept} for n, r in found["rows"].items() if n != BASELINE},
-                **found["verdict"],
-            }
-        )
+        cells.append(grid_cell(setting, case))
     return cells
 
 
@@ -303,6 +336,7 @@ def main(
     for name, one in chosen.items():
         found["cases"][name] = run_case(setting, one)
         print(f"\n{name}: correlation {one['correlation']}\n{told(found['cases'][name])}", flush=True)
+    print(f"\n{summary_markdown(found['cases'])}")
     if with_grid:
         found["grid"] = grid(setting)
         print(grid_markdown(found["grid"]))
