@@ -11,7 +11,7 @@ from flexfloor import exchange
 from flexfloor.config import FlexFloorConfig, load_config
 from flexfloor.doctor.finding import Finding, missing, ok, warning
 from flexfloor.doctor.machine import Machine
-from flexfloor.engine.devices import ascend_contract, ascend_options
+from flexfloor.engine.devices import ascend_assumption, ascend_contract, ascend_options
 from flexfloor.engine.devices.source_tree import SourceTree
 from flexfloor.engine.upstream import VLLM_TESTED
 from flexfloor.errors import InputError
@@ -104,8 +104,8 @@ def _packages(target: Target) -> Iterator[Finding]:
     yield _installed(target.machine, "ray", (RAY,), remedy)
     yield _installed(target.machine, "psutil", (), remedy)
     if target.platform == "ascend":
-        yield _installed(target.machine, "vllm-ascend", ascend_contract.TESTED, remedy)
-        yield _installed(target.machine, "torch-npu", (ascend_contract.TORCH_NPU,), remedy)
+        yield _installed(target.machine, "vllm-ascend", ascend_assumption.TESTED, remedy)
+        yield _installed(target.machine, "torch-npu", (ascend_assumption.TORCH_NPU,), remedy)
         yield from _contract(target.machine)
 
 
@@ -122,7 +122,7 @@ def _installed(machine: Machine, name: str, wanted: tuple[str, ...], remedy: str
 def _contract(machine: Machine) -> Iterator[Finding]:
     """What the Ascend module relies on, read in the installed packages."""
     release = machine.version("vllm-ascend")
-    if release not in ascend_contract.TESTED:
+    if release not in ascend_assumption.TESTED:
         return
     for package in ("vllm_ascend", "torch_npu"):
         root = ascend_contract.package_root(package)
@@ -131,7 +131,7 @@ def _contract(machine: Machine) -> Iterator[Finding]:
             continue
         broken = ascend_contract.broken(SourceTree(root), package, str(release))
         for name, what in broken.items():
-            yield missing("packages", f"contract {name}", what, f"install vllm-ascend {ascend_contract.RC} unchanged")
+            yield missing("packages", f"contract {name}", what, f"install vllm-ascend {ascend_assumption.RC} unchanged")
         if not broken:
             yield ok("packages", f"contract of {package}", "every assumption holds")
 

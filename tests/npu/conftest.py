@@ -5,7 +5,7 @@ from pathlib import Path
 import packages
 import pytest
 
-from flexfloor.engine.devices.ascend_contract import RC, STABLE, TORCH_NPU
+from flexfloor.engine.devices.ascend_assumption import RC, STABLE, TORCH_NPU
 from flexfloor.engine.devices.source_tree import SourceTree
 
 DEVICE_FILE = "test_device.py"

@@ -9,7 +9,8 @@ import pytest
 
 from flexfloor import exchange
 from flexfloor.engine.devices import ascend_contract, ascend_unproven
-from flexfloor.engine.devices.ascend_contract import ALL, RC, READ, STABLE, TORCH_NPU, broken
+from flexfloor.engine.devices.ascend_assumption import RC, READ, STABLE, TORCH_NPU
+from flexfloor.engine.devices.ascend_contract import ALL, broken
 from flexfloor.engine.devices.source_tree import SourceTree, takes
 from flexfloor.errors import UpstreamChangedError
 

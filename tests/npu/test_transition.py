@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flexfloor.engine.devices.ascend_contract import RC
+from flexfloor.engine.devices.ascend_assumption import RC
 from flexfloor.engine.devices.source_tree import has, says, takes
 
 HERE = Path(__file__).parent
