@@ -25,21 +25,31 @@ import typer
 from flexfloor.plan import EpochPlan
 
 HERE = Path(__file__).resolve().parent
-STEPS_AN_EPOCH = 4
 EPOCHS = 3
-FROZEN = ["actor_rollout_ref.actor.optim.lr=0.0", "trainer.total_epochs=2"]
-RESPONSES = ["flexfloor.verl.responses=true"]
+TRAINED = [
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.optim.lr=3.0e-4",
+]
+FROZEN = ["actor_rollout_ref.actor.optim.lr=0.0"]
+RESPONSES = ["+flexfloor.verl.responses=true"]
 GREEDY = ["actor_rollout_ref.rollout.top_k=1"]
+MANY, FEW = 24, 16
+"""Prompts of the arms that train, and of those that keep the policy frozen."""
 
-ARMS: dict[str, tuple[str, list[str]]] = {
-    "train": ("cpu_flexfloor", [f"trainer.total_epochs={EPOCHS}", "trainer.save_freq=4"]),
-    "stock-a": ("cpu", ["trainer.total_epochs=1"]),
-    "stock-b": ("cpu", ["trainer.total_epochs=1", "actor_rollout_ref.rollout.seed=1043"]),
-    "on": ("cpu_flexfloor", [*FROZEN, *RESPONSES]),
-    "off": ("cpu_flexfloor", [*FROZEN, *RESPONSES, "flexfloor.verl.shrink=false"]),
-    "greedy-stock": ("cpu", [*FROZEN, *GREEDY, "trainer.total_epochs=1"]),
-    "greedy-moved": ("cpu", [*FROZEN, *GREEDY, "trainer.total_epochs=1", "data.shuffle=true", "data.seed=7"]),
-    "greedy-flex": ("cpu_flexfloor", [*FROZEN, *GREEDY, "flexfloor.engine.combine=stock"]),
+ARMS: dict[str, tuple[str, int, list[str]]] = {
+    "train": ("cpu_flexfloor", MANY, [*TRAINED, f"trainer.total_epochs={EPOCHS}", "trainer.save_freq=3"]),
+    "stock-a": ("cpu", MANY, [*TRAINED, "trainer.total_epochs=1"]),
+    "stock-b": ("cpu", MANY, [*TRAINED, "trainer.total_epochs=1", "actor_rollout_ref.rollout.seed=1043"]),
+    "on": ("cpu_flexfloor", FEW, [*FROZEN, *RESPONSES, "trainer.total_epochs=2"]),
+    "off": ("cpu_flexfloor", FEW, [*FROZEN, *RESPONSES, "trainer.total_epochs=2", "+flexfloor.verl.shrink=false"]),
+    "greedy-stock": ("cpu", FEW, [*FROZEN, *GREEDY, "trainer.total_epochs=1"]),
+    "greedy-moved": ("cpu", FEW, [*FROZEN, *GREEDY, "trainer.total_epochs=1", "data.shuffle=true", "data.seed=7"]),
+    "greedy-flex": (
+        "cpu_flexfloor",
+        FEW,
+        [*FROZEN, *GREEDY, "trainer.total_epochs=2", "flexfloor.engine.combine=stock"],
+    ),
 }
 
 
@@ -81,10 +91,10 @@ def planned_rows(out: Path) -> list[dict[str, Any]]:
 
 def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
     """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
-    preset, overrides = ARMS[name]
+    preset, prompts, overrides = ARMS[name]
     folder = (out / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    rows = planned_rows(out) if name.startswith("stock") else train_cpu_task.rows()
+    rows = planned_rows(out) if name.startswith("stock") else train_cpu_task.rows(prompts)
     train, val = train_cpu_task.write(folder / "data", rows)
     began = time.monotonic()
     with (folder / "log.txt").open("w") as log:

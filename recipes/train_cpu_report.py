@@ -18,6 +18,7 @@ SHOWN = {
     "length": "response_length/mean",
     "gap": GAP,
     "pearson": PEARSON,
+    "epoch": "flexfloor/epoch",
     "floor": "flexfloor/floor_reached",
     "q": "flexfloor/throughput_q",
     "e_lo": "flexfloor/efficiency_e/lo",
@@ -57,11 +58,10 @@ def _train(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     log = read_events(folder).events
     late = restores_after_end(log)
     shrunk = Counter(int(event.epoch or 0) for event in log if event.event == "stage_commit")
-    rewards = [row["reward"] for row in arms["train"]]
-    third = max(1, len(rewards) // 3)
+    rewards = rewards_by_epoch(out / "train" / "rollouts", arms["train"])
     epochs = sorted({epoch for epoch, _ in sizes})
     whole = all(len({n for e, n in sizes if e == epoch}) == 1 for epoch in epochs)
-    learned = sum(rewards[-third:]) / third - sum(rewards[:third]) / third
+    learned = rewards[-1] - rewards[0]
     return {
         "passed": whole
         and not late
@@ -72,10 +72,18 @@ def _train(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
         "every_item_once_an_epoch": whole,
         "transitions_by_epoch": {str(epoch): shrunk[epoch] for epoch in epochs},
         "restores_after_the_rollout": late,
-        "reward_first_third": sum(rewards[:third]) / third,
-        "reward_last_third": sum(rewards[-third:]) / third,
+        "reward_by_epoch": rewards,
         "weights_versions": sorted({e.fields.get("version") for e in log if e.event == "weights_loaded"}),
     }
+
+
+def rewards_by_epoch(folder: Path, steps: list[dict[str, Any]]) -> list[float]:
+    """Mean reward of each epoch; every epoch has the same prompts."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for row in steps:
+        lines = (folder / f"{row['step']}.jsonl").read_text("utf-8").splitlines()
+        found[int(row["epoch"])] += [json.loads(line)["score"] for line in lines]
+    return [sum(own) / len(own) for _, own in sorted(found.items())]
 
 
 def restores_after_end(log: list[Event]) -> int:
@@ -126,7 +134,8 @@ def _agreement(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     names = ("greedy-stock", "greedy-moved", "greedy-flex")
     if not set(names) <= arms.keys():
         return None
-    stock, moved, flex = (outputs(out / name / "rollouts") for name in names)
+    steps = len(arms["greedy-stock"])
+    stock, moved, flex = (outputs(out / name / "rollouts", steps) for name in names)
     itself, ours = agreement(stock[0], moved[0]), [agreement(stock[0], one) for one in flex]
     return {
         "passed": min(ours) >= itself,
@@ -136,11 +145,11 @@ def _agreement(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def outputs(folder: Path) -> list[dict[str, list[str]]]:
-    """By epoch, the responses of each prompt (verl's rollout dumps)."""
+def outputs(folder: Path, steps: int) -> list[dict[str, list[str]]]:
+    """By epoch of so many steps, the responses of each prompt (verl's rollout dumps)."""
     found: list[dict[str, list[str]]] = []
     for file in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem)):
-        epoch = (int(file.stem) - 1) // 4
+        epoch = (int(file.stem) - 1) // steps
         while len(found) <= epoch:
             found.append(defaultdict(list))
         for line in file.read_text("utf-8").splitlines():
