@@ -2,7 +2,7 @@
 
     python tools/paper_workload.py --pmf CLIENT.csv --pmf POOLED.csv --out docs/results/paper-workload.json
 
-Lengths are a mixture of two shared distributions of reasoning traffic, times a factor. Weight and factor are the two
+Lengths are a mixture of two public distributions of reasoning traffic, times a factor. Weight and factor are the two
 unknowns; the mean length and the share of responses at the 16,384-token cap are the two equations. The same-prompt
 correlation is not published. It is assumed (0.6), varied (0.4 to 0.8), and in two further cases derived from what
 appendix E says about lengths under caps:

@@ -25,7 +25,7 @@ from flexfloor.planner.solver import WHOLE, LinearProgram, Status, Terms
 _MANY, _FEW = 5000, 800
 """Candidates from which on a solve in whole numbers begins with few (at most half), and how many these are."""
 
-_PARTIAL_GAP, _PARTIAL_SECONDS = 1e-3, 3.5
+_PARTIAL_GAP, _PARTIAL_SECONDS = 1e-3, 2.0
 """Where only a part of the candidates is offered: relative distance to the cheapest placement that is good enough, and
 the longest solve in whole numbers; packing has an answer already."""
 
