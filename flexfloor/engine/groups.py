@@ -1,49 +1,20 @@
-"""Process groups of the worlds a rank has been in, and the in-place switch between them.
+"""Process groups of the worlds a rank has been in.
 
-vLLM and vllm-ascend cache the DP and EP coordinators in many objects, so the live objects
-stay and their fields change. Groups are kept by survivor set; a set is reused only when the
-whole set still has it (agreed in the staging step), because a rank that lost it would wait
-for the others for ever.
+Groups are kept by survivor set; a set is reused only when the whole set still has it (agreed in the staging step),
+because a rank that lost it would wait for the others for ever.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from flexfloor.engine.devices.base import Device, Group
-
-FIELDS = ("ranks", "world_size", "rank_in_group", "group_ranks", "cpu_group", "device_group", "device_communicator")
-
-
-def fields_of(coordinator: Any) -> dict[str, Any]:
-    """The fields that make a coordinator's world."""
-    return {name: getattr(coordinator, name) for name in FIELDS}
-
-
-def put(coordinator: Any, fields: dict[str, Any]) -> None:
-    """Point a live coordinator at another world."""
-    for name, value in fields.items():
-        setattr(coordinator, name, value)
-
-
-def coordinator_fields(group: Group, rank: int, communicator: Any) -> dict[str, Any]:
-    """Coordinator fields for ``group`` as seen by ``rank``."""
-    ranks = list(group.ranks)
-    return {
-        "ranks": ranks,
-        "world_size": len(ranks),
-        "rank_in_group": ranks.index(rank),
-        "group_ranks": [ranks],
-        "cpu_group": group.cpu,
-        "device_group": group.device,
-        "device_communicator": communicator,
-    }
+from flexfloor.engine.coordinators import Group
+from flexfloor.engine.devices.base import Device
 
 
 class Groups:

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from flexfloor.engine.devices.base import Group
+from flexfloor.engine.coordinators import Group, coordinator_fields, fields_of, put
 from flexfloor.engine.experts import ExpertRows
-from flexfloor.engine.groups import coordinator_fields, fields_of, put
 from flexfloor.errors import ProtocolError
 
 

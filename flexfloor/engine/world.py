@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from flexfloor.elastic.ticket import Ticket
-from flexfloor.engine.devices.base import Device, Group
+from flexfloor.engine.coordinators import Group
+from flexfloor.engine.devices.base import Device
 from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.groups import Groups
 from flexfloor.engine.memory import Memory

@@ -56,8 +56,8 @@ def group_of_some_ranks(rank, folder):
 
 def destroy_one_group(rank, folder):
     """A group of ranks 0 and 1 goes; the full world still works."""
+    from flexfloor.engine.coordinators import Group
     from flexfloor.engine.devices import ascend_groups, host
-    from flexfloor.engine.devices.base import Group
 
     store = _begin(rank, folder)
     _full_sum(rank)

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import ascend_contract, ascend_experts, ascend_groups, ascend_limits, ascend_options, host
 from flexfloor.engine.devices.ascend_graphs import AclGraphs, GraphSet
 from flexfloor.engine.devices.ascend_memory import Pools
-from flexfloor.engine.devices.base import Device, Group, Limits
+from flexfloor.engine.devices.base import Device, Limits
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.memory import flat

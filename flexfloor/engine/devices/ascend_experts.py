@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from flexfloor.engine import upstream
+from flexfloor.engine.coordinators import Group, coordinator_fields
 from flexfloor.engine.devices import ascend_limits
-from flexfloor.engine.devices.base import Group
 from flexfloor.engine.experts import ROW_PARAMETERS
-from flexfloor.engine.groups import coordinator_fields
 from flexfloor.engine.wiring import Wiring
 from flexfloor.errors import ProtocolError, RefusedError
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flexfloor.engine.devices.base import Group
+from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices.cuda_graphs import padded
 from flexfloor.errors import ProtocolError
 

@@ -21,8 +21,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ProcessGroup, Store
 
+from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import host
-from flexfloor.engine.devices.base import Group
 
 KINDS = ("dp", "ep", "mc2")
 ROWS_BUFFER_MB = 100

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import Store
 
+    from flexfloor.engine.coordinators import Group
     from flexfloor.engine.experts import ExpertRows
     from flexfloor.engine.wiring import Wiring
 
@@ -38,28 +39,6 @@ class Limits:
     refused_options: dict[str, str]
     slow_groups: bool = False
     keep_groups: int = 1 << 20
-
-
-@dataclass
-class Group:
-    """The process groups of one survivor set on this rank.
-
-    Attributes:
-        ranks: global ranks, ascending.
-        cpu: group for small tensors on the host.
-        device: group for tensors on the device.
-        communicator: vLLM's device communicator of the EP coordinator (None for one rank); in a
-            channel, what the device sends rows with.
-        dp_communicator: the DP coordinator's (None for one rank).
-        parts: groups of coordinators that only this device has or keeps apart, by name.
-    """
-
-    ranks: tuple[int, ...]
-    cpu: ProcessGroup
-    device: ProcessGroup
-    communicator: Any = None
-    dp_communicator: Any = None
-    parts: dict[str, Any] = field(default_factory=dict)
 
 
 class Device(ABC):

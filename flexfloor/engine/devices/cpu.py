@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
+from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import host
-from flexfloor.engine.devices.base import Device, Group, Limits
+from flexfloor.engine.devices.base import Device, Limits
 
 
 class CpuDevice(Device):

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from flexfloor.engine import upstream
+from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import host
-from flexfloor.engine.devices.base import Device, Group, Limits
+from flexfloor.engine.devices.base import Device, Limits
 from flexfloor.engine.devices.cuda_graphs import GraphSet, GraphStore
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.errors import ProtocolError, RefusedError

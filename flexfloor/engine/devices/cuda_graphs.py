@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flexfloor.engine.devices.base import Group
+from flexfloor.engine.coordinators import Group
 from flexfloor.errors import ProtocolError
 
 
