@@ -1,34 +1,47 @@
 import types
 
 import journal
+import real
 import torch
 import torch.distributed as dist
 from vllm.config import CUDAGraphMode
 from vllm.distributed import get_dp_group
 from vllm.v1.worker.workspace import lock_workspace
 
+from vllm_ascend.ascend_config import get_ascend_config
+from vllm_ascend.ascend_forward_context import MoECommType, select_moe_comm_method, use_cann_megamoe
+from vllm_ascend.utils import should_skip_allreduce_across_dp_group
 from vllm_ascend.vllm_ascend_C import poisoned
+
+_released = {
+    "torch": torch,
+    "dist": dist,
+    "CUDAGraphMode": CUDAGraphMode,
+    "MoECommType": MoECommType,
+    "get_dp_group": get_dp_group,
+    "select_moe_comm_method": select_moe_comm_method,
+    "should_skip_allreduce_across_dp_group": should_skip_allreduce_across_dp_group,
+    "use_cann_megamoe": use_cann_megamoe,
+}
+real.take("worker/model_runner_v1.py", _released, "_post_process_cudagraph_mode")
+real.take("worker/model_runner_v1.py", _released, "_sync_metadata_across_dp", owner="NPUModelRunner")
 
 
 class NPUModelRunner:
     """One decode step meets on the DP host group, then exchanges over the group that the selector picks."""
 
+    ascend_config = get_ascend_config()
+
     def get_model(self):
         return self.model.unwrap()
 
     def _sync_metadata_across_dp(self, num_tokens, is_draft_model=False, cudagraph_mode=CUDAGraphMode.NONE):
-        if self.dp_size == 1:
-            return num_tokens
         if (self.dp_size, self.dp_rank) != (get_dp_group().world_size, get_dp_group().rank_in_group):
             journal.breaks("dp-metadata", f"the runner is rank {self.dp_rank} of {self.dp_size}")
-        packed = torch.zeros(2, self.dp_size, dtype=torch.int32)
-        packed[0][self.dp_rank] = num_tokens
-        dist.all_reduce(packed, group=get_dp_group().cpu_group)
-        if int((packed[0] > 0).sum()) != self.dp_size:
-            journal.breaks("dp-metadata", f"{packed[0].tolist()} at DP size {self.dp_size}")
-        if len(set(packed[0].tolist())) != 1:
-            journal.breaks("equal-recapture-lists", f"a joint warm-up has the sizes {packed[0].tolist()}")
-        return int(packed[0].max())
+        most, _, _ = _released["_sync_metadata_across_dp"](self, num_tokens, is_draft_model, cudagraph_mode)
+        if most != num_tokens:
+            journal.breaks("equal-recapture-lists", f"a joint warm-up has {num_tokens} tokens here, {most} elsewhere")
+        return most
 
     def _dummy_run(self, num_tokens, with_prefill=False, cudagraph_runtime_mode=None, uniform_decode=False, **options):
         keys = self.cudagraph_dispatcher.cudagraph_keys[CUDAGraphMode.FULL]
