@@ -143,7 +143,8 @@ def test_names_of_the_specification_are_known() -> None:
     detach_end sleep_start sleep_end restore_start restore_end wake_start wake_end capture_end capture_release
     decode_audit dummy_steps preemption plan_skipped sidecar_start sidecar_ready sidecar_stop sidecar_exit sidecar_ack
     weights_loaded fault active_batch"""
-    assert set(EVENT_NAMES) == set(named.split())
+    added = {"rehearsal"}
+    assert set(EVENT_NAMES) == set(named.split()) | added
 
 
 @pytest.mark.parametrize(
