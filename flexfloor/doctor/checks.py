@@ -159,7 +159,7 @@ def _devices(target: Target) -> Iterator[Finding]:
             "devices",
             kind,
             f"{count} of {target.ranks}",
-            f"give this target.machine {target.ranks} devices (/dev/{pattern})",
+            f"give this machine {target.ranks} devices (/dev/{pattern})",
         )
     else:
         yield ok("devices", kind, str(count))
