@@ -14,7 +14,6 @@ Usage: python tools/bench_cuda.py --shape a3b --pmf lengths_pmf.csv --out DIR [-
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from gpu.shapes import SHAPES, write_config, write_weights
 from gpu_elastic import versions
 from rich.console import Console
 from rich.table import Table
+from unplanned import submit_all
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, save
@@ -68,24 +68,7 @@ class Stock:
 
     async def run(self, requests: Sequence[Request], name: str) -> tuple[float, int]:
         """Seconds and tokens of all requests, sent at once."""
-        return await submit_all(self.engines, requests, name)
-
-
-async def submit_all(engines: Engines, requests: Sequence[Request], name: str) -> tuple[float, int]:
-    """Seconds and tokens of requests without a plan."""
-    began = time.perf_counter()
-    queues = [await engines.submit(f"{name}.{i}", r, SAMPLING, r.rank) for i, r in enumerate(requests)]
-
-    async def drain(queue: Any) -> int:
-        tokens = 0
-        while True:
-            output = queue.get_nowait() or await queue.get()
-            tokens += len(output.outputs[0].token_ids)
-            if output.finished:
-                return tokens
-
-    tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
-    return time.perf_counter() - began, tokens
+        return await submit_all(self.engines, requests, SAMPLING, name)
 
 
 class Ours:
@@ -102,7 +85,7 @@ class Ours:
         engines = self.server.server._engines
         if engines is None:
             raise RuntimeError("the server is not started")
-        return self.server.wait(submit_all(engines, requests, name))
+        return self.server.wait(submit_all(engines, requests, SAMPLING, name))
 
     def arm(self, chosen: Set, plan: EpochPlan, name: str) -> Path:
         """Runs a plan; its run folder."""

@@ -32,6 +32,7 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from unplanned import submit_all
 
 from flexfloor.config import config_from_mapping
 from flexfloor.driver.engines import Engines
@@ -71,16 +72,6 @@ def spec(model: Path, folder: Path, *, stock: bool) -> ServerSpec:
     return made
 
 
-async def drain(queue: Any) -> int:
-    """Tokens of one request."""
-    tokens = 0
-    while True:
-        output = queue.get_nowait() or await queue.get()
-        tokens += len(output.outputs[0].token_ids)
-        if output.finished:
-            return tokens
-
-
 class Arm(NamedTuple):
     """One set of four engines and the processes that it runs in."""
 
@@ -117,17 +108,13 @@ async def measured(arm: Arm, name: str) -> Speed:
 
 async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]]) -> tuple[int, float]:
     """All requests at once; tokens and seconds."""
-    sampling = Sampling(temperature=0.0, ignore_eos=True)
-    began = time.perf_counter()
-    queues = [
-        await engines.submit(
-            f"{name}.{rank}.{i}", Request("bench", i, rank, (5 + rank, 7 + i, 9), n, i, False), sampling, rank
-        )
+    requests = [
+        Request("bench", i, rank, (5 + rank, 7 + i, 9), n, i, False)
         for rank, row in enumerate(lengths)
         for i, n in enumerate(row)
     ]
-    tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
-    return tokens, time.perf_counter() - began
+    seconds, tokens = await submit_all(engines, requests, Sampling(temperature=0.0, ignore_eos=True), name)
+    return tokens, seconds
 
 
 async def overhead(stock: Arm, ours: Arm, pairs: int) -> dict[str, Any]:

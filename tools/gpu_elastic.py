@@ -29,6 +29,7 @@ from typing import Any
 
 from gpu.serving import server_spec
 from gpu.shapes import SHAPES, write_config, write_weights
+from unplanned import submit_all
 
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
@@ -254,20 +255,8 @@ def memory_spread(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 async def _plain(engines: Engines, load: Load, name: str) -> float:
     """Tokens per second of one rollout without a plan."""
-    sampling = Sampling(temperature=0.0, ignore_eos=True)
-    began = time.perf_counter()
-    queues = [await engines.submit(f"{name}.{i}", r, sampling, r.rank) for i, r in enumerate(load.requests())]
-
-    async def drain(queue: Any) -> int:
-        tokens = 0
-        while True:
-            output = queue.get_nowait() or await queue.get()
-            tokens += len(output.outputs[0].token_ids)
-            if output.finished:
-                return tokens
-
-    tokens = sum(await asyncio.gather(*(drain(queue) for queue in queues)))
-    return tokens / (time.perf_counter() - began)
+    seconds, tokens = await submit_all(engines, load.requests(), Sampling(temperature=0.0, ignore_eos=True), name)
+    return tokens / seconds
 
 
 async def plain(spec: ServerSpec, *, stock: bool, vocabulary: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.calibrate import Calibrated, Watcher, capacities, evidence, kv_tokens, measure, save
+from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, capacities, evidence, kv_tokens, save
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
@@ -133,7 +133,7 @@ def _run(
         known = capacities(sizes[:-1], start) if capacity else {}
         server, statuses = start(sizes[-1])
         try:
-            found = measure(server, statuses, config, model, grid, folder / "events", screen)
+            found = Campaign(server, statuses, config, model, grid, folder / "events", screen).run()
         finally:
             with undisturbed():
                 server.close()

@@ -22,7 +22,7 @@ import yaml
 from flexfloor.config import FlexFloorConfig
 from flexfloor.driver.calibration import Findings, Grid, Point, Room, order_of, points, rounds, step_seconds
 from flexfloor.driver.checks import ModelFacts
-from flexfloor.driver.handles import Observer, Server
+from flexfloor.driver.handles import Server
 from flexfloor.driver.orders import Response
 from flexfloor.driver.rollout import logged_step
 from flexfloor.errors import InputError
@@ -87,31 +87,17 @@ def kv_tokens(statuses: list[dict[str, Any]]) -> int:
     return min(int(status["kv_tokens"]) for status in statuses)
 
 
-def measure(
-    server: Server,
-    statuses: list[dict[str, Any]],
-    config: FlexFloorConfig,
-    model: ModelFacts,
-    grid: Grid,
-    events_dir: Path,
-    watcher: Watcher,
-) -> Calibrated:
-    """Step times and transition costs of started engines whose rows suffice for the smallest floor.
-
-    Raises:
-        InputError: no point of the grid can be measured on these engines.
-        EngineLostError, TransitionError, RefusedError: see `Server.run_step`.
-    """
-    campaign = Campaign(server, statuses, config, model, grid, events_dir, watcher)
-    watcher.planned(len(campaign.wanted) * (1 + grid.rounds))
-    campaign.warm_up()
-    for _ in range(grid.rounds):
-        campaign.round()
-    return campaign.conclude()
-
-
 class Campaign:
-    """A calibration round by round, for callers that do other work in between. See `measure` for the arguments.
+    """Step times and transition costs of started engines, round by round or all at once.
+
+    Args:
+        server: a started server whose rows suffice for the smallest floor.
+        statuses: what its start returned.
+        config: the configuration.
+        model: the model's facts.
+        grid: what is measured.
+        events_dir: existing folder of the event files.
+        watcher: learns how it goes on.
 
     Raises:
         InputError: no point of the grid can be measured on these engines.
@@ -137,6 +123,19 @@ class Campaign:
         self._events_dir = events_dir
         self._visited: list[Point] = []
         self._answers: dict[int, list[Response]] = {}
+
+    def run(self) -> Calibrated:
+        """All rounds of the grid, one after another.
+
+        Raises:
+            InputError: no point has an answer.
+            EngineLostError, TransitionError, RefusedError: see `Server.run_step`.
+        """
+        self._watcher.planned(len(self.wanted) * (1 + self._grid.rounds))
+        self.warm_up()
+        for _ in range(self._grid.rounds):
+            self.round()
+        return self.conclude()
 
     def warm_up(self) -> None:
         """Visits every point once and forgets the answers: kernels, groups and graphs are made at the first visit."""
@@ -255,17 +254,3 @@ def evidence(found: Calibrated) -> dict[str, Any]:
         "costs": found.costs.model_dump(mode="json"),
         "notes": list(found.notes),
     }
-
-
-__all__ = [
-    "Calibrated",
-    "Campaign",
-    "Grid",
-    "Observer",
-    "Watcher",
-    "capacities",
-    "evidence",
-    "kv_tokens",
-    "measure",
-    "save",
-]

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from flexfloor.config import FlexFloorConfig
 from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
+from flexfloor.simulate.calibrate import CLEARLY
 from flexfloor.simulate.costs import Load
 from flexfloor.step_times import Row, StepTimes
 
@@ -33,8 +34,6 @@ CHUNK = 2048
 """Prompt tokens of an iteration where the configuration names none (vLLM's smallest default)."""
 SHORT_PROMPT = 2
 BLOCK = 128
-CLEARLY = 0.95
-"""The mean batch is taken where its errors are below this share of those with the largest batch."""
 
 
 @dataclass(frozen=True)

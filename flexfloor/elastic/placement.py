@@ -78,6 +78,11 @@ class Placement:
         for rank in ranks:
             self.copies[rank] = {}
 
+    def spoil(self, moves: Iterable[Move]) -> None:
+        """A transfer failed: its target rows hold nothing."""
+        for move in moves:
+            self.copies[move.target].pop(move.target_row, None)
+
     def forget_spares(self) -> None:
         """New weights were loaded into active rows only: all other copies are stale."""
         self.copies = {rank: dict(rows) for rank, rows in self.active.items()}

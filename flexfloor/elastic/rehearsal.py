@@ -17,7 +17,6 @@ from typing import Any
 from flexfloor.elastic import placement as rows_of
 from flexfloor.elastic.ballot import Act
 from flexfloor.elastic.decision import MAX_ATTEMPTS
-from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.seat import Seat
 from flexfloor.elastic.shrinking import acts
 from flexfloor.elastic.states import Phase
@@ -48,7 +47,8 @@ def rehearse(seat: Seat, predicted: Sequence[Sequence[int]], load: int) -> bool:
         ticket = replace(seat.ticket(list(survivors), moves, maps), before=members, load=load)
         failed, parts = _enter(seat, ticket)
         if failed:
-            held = _without(held, ticket)
+            held = held.clone()
+            held.spoil(ticket.moves)
             whole = False
             break
         held, members = target, ticket.after
@@ -97,19 +97,9 @@ def _attempt(
         parts.update(took)
         if failed:
             seat.channel_broken = seat.channel_broken or phase is Phase.STAGE
-            lost, _ = seat.ballot.carry_out(Phase.ROLLBACK, partial(seat.worker.undo, ticket))
-            if lost:
-                raise TransitionError(lost[0], Phase.ROLLBACK.label, f"EP {stage} could not be undone")
+            seat.undo(ticket, f"EP {stage}")
             if seat.rank == ticket.before[0]:
                 reason = f"not prepared: rank {failed[0]} failed in {phase.label}"
                 seat.ballot.emit("plan_skipped", stage=stage, reason=reason)
             return failed, parts
     return [], parts
-
-
-def _without(held: Placement, ticket: Ticket) -> Placement:
-    """Rows that a failed transfer may have spoilt hold nothing."""
-    left = held.clone()
-    for move in ticket.moves:
-        left.copies[move.target].pop(move.target_row, None)
-    return left

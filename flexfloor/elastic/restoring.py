@@ -94,9 +94,7 @@ def _wake_acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
 def _abandon(seat: Seat, ticket: Ticket, phase: Phase, failed: list[int]) -> None:
     if phase is Phase.RESTORE_MOVE:
         seat.channel_broken = True
-    lost, _ = seat.ballot.carry_out(Phase.ROLLBACK, lambda: seat.worker.undo(ticket))
-    if lost:
-        raise TransitionError(lost[0], Phase.ROLLBACK.label, f"a restore that failed in {phase.label} was not undone")
+    seat.undo(ticket, f"a restore that failed in {phase.label}")
     seat.restore_attempts += 1
     if seat.restore_attempts >= MAX_ATTEMPTS:
         raise TransitionError(failed[0], phase.label, "the full world could not be restored")

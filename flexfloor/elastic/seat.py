@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.decision import World
 from flexfloor.elastic.parking import Parking
 from flexfloor.elastic.placement import Move, Placement
-from flexfloor.elastic.states import RankState, moved
+from flexfloor.elastic.states import Phase, RankState, moved
 from flexfloor.elastic.step import Step
 from flexfloor.elastic.ticket import Ticket, Worker
+from flexfloor.errors import TransitionError
 
 
 class Seat:
@@ -75,6 +77,16 @@ class Seat:
             rebuild=tuple(range(self.world.size)) if self.channel_broken else (),
             deadline_s=self._deadline_s,
         )
+
+    def undo(self, ticket: Ticket, what: str) -> None:
+        """Undo a ticket on every rank; ``what`` names it in the error.
+
+        Raises:
+            TransitionError: a rank could not.
+        """
+        lost, _ = self.ballot.carry_out(Phase.ROLLBACK, partial(self.worker.undo, ticket))
+        if lost:
+            raise TransitionError(lost[0], Phase.ROLLBACK.label, f"{what} could not be undone")
 
     def restored(self, target: Placement, asleep: list[int]) -> None:
         """The full world stands again."""

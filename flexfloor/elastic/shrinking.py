@@ -17,7 +17,6 @@ from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.seat import Seat
 from flexfloor.elastic.states import Phase, RankState
 from flexfloor.elastic.ticket import Ticket
-from flexfloor.errors import TransitionError
 
 BACKOFF_SYNCS = 4
 
@@ -69,13 +68,10 @@ def acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
 
 def _abandon(seat: Seat, ticket: Ticket, phase: Phase, failed: list[int], leaving: bool) -> None:
     if phase >= Phase.STAGE:
-        for move in ticket.moves:
-            seat.placement.copies[move.target].pop(move.target_row, None)
+        seat.placement.spoil(ticket.moves)
     if phase is Phase.STAGE:
         seat.channel_broken = True
-    lost, _ = seat.ballot.carry_out(Phase.ROLLBACK, lambda: seat.worker.undo(ticket))
-    if lost:
-        raise TransitionError(lost[0], Phase.ROLLBACK.label, f"EP {len(ticket.after)} could not be undone")
+    seat.undo(ticket, f"EP {len(ticket.after)}")
     if leaving:
         seat.go(RankState.RESTORING)
         seat.go(RankState.MEMBER)

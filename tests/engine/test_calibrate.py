@@ -5,7 +5,7 @@ import json
 import pytest
 from driver_bed import config
 
-from flexfloor.driver.calibrate import Watcher, kv_tokens, measure, save
+from flexfloor.driver.calibrate import Campaign, Watcher, kv_tokens, save
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts
 from flexfloor.errors import InputError
@@ -22,7 +22,7 @@ def test_points_are_measured_in_their_world_and_the_simulator_reads_the_tables(r
     facts = ModelFacts.read(tiny_checkpoint)
     grid = Grid(batches=(1, 4), contexts=(8,), tokens=12, rounds=1)
     (tmp_path / "events").mkdir()
-    found = measure(replica, statuses(replica), config(), facts, grid, tmp_path / "events", Watcher())
+    found = Campaign(replica, statuses(replica), config(), facts, grid, tmp_path / "events", Watcher()).run()
 
     wanted = {Point(ep, batch, 8, kind) for ep in (4, 2, 1) for batch in (1, 4) for kind in ("decode", "idle")}
     assert set(found.findings.seconds) == {p for p in wanted if p.kind == "decode" or p.ep > 1}
@@ -48,5 +48,5 @@ def test_a_grid_that_fits_nowhere_is_refused_before_a_step(replica, tiny_checkpo
     facts = ModelFacts.read(tiny_checkpoint)
     grid = Grid(batches=(64,), contexts=(8,), tokens=12)
     with pytest.raises(InputError, match="max_num_seqs is 16"):
-        measure(replica, statuses(replica), config(), facts, grid, tmp_path / "events", Watcher())
+        Campaign(replica, statuses(replica), config(), facts, grid, tmp_path / "events", Watcher())
     assert kv_tokens(statuses(replica)) > 0

@@ -194,14 +194,14 @@ def reset_before_the_swap():
 
 @mutant("graphs-and-parameters")
 def parameters_are_not_swapped():
-    put = AclGraphs.put
+    put = AclGraphs.use
 
     def half(self, graphs):
         before = self._module._graph_params
         put(self, graphs)
         self._module._graph_params = before
 
-    AclGraphs.put = half
+    AclGraphs.use = half
 
 
 @mutant("eager-or-captured")

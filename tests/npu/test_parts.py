@@ -122,7 +122,7 @@ def test_pools_sleep_once_and_a_wake_can_be_tried_again(monkeypatch):
 
 def test_buckets_reach_the_load_and_no_further():
     graphs = object.__new__(AclGraphs)
-    graphs._all = [SimpleNamespace(num_tokens=size) for size in (1, 2, 4, 8)]
+    graphs._keys = [SimpleNamespace(num_tokens=size) for size in (1, 2, 4, 8)]
     assert [key.num_tokens for key in graphs.buckets(3)] == [4, 2, 1]
     assert [key.num_tokens for key in graphs.buckets(8)] == [8, 4, 2, 1]
     assert [key.num_tokens for key in graphs.buckets(99)] == [8, 4, 2, 1]

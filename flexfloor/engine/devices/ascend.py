@@ -20,9 +20,10 @@ from torch.distributed import Store
 
 from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import ascend_contract, ascend_experts, ascend_groups, ascend_limits, ascend_options, host
-from flexfloor.engine.devices.ascend_graphs import AclGraphs, GraphSet
+from flexfloor.engine.devices.ascend_graphs import AclGraphs
 from flexfloor.engine.devices.ascend_memory import Pools
-from flexfloor.engine.devices.base import Device, Limits
+from flexfloor.engine.devices.base import Limits
+from flexfloor.engine.devices.decode_graphs import GraphedDevice
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.memory import flat
@@ -34,7 +35,7 @@ KEPT_SETS = 4
 """Survivor sets that keep their HCCL groups: each holds about a gigabyte of device buffers."""
 
 
-class AscendDevice(Device):
+class AscendDevice(GraphedDevice):
     """Ascend NPUs, one a rank."""
 
     name = "ascend"
@@ -167,39 +168,10 @@ class AscendDevice(Device):
 
     # -- graphs ------------------------------------------------------------------------------
 
-    def capture(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
-        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.ready`."""
-        return {} if self._graphs is None else self._graphs.ready(group, load)
-
-    def capture_one(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
-        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.ready`."""
-        return {} if self._graphs is None else self._graphs.ready(group, load, lean=True)
-
-    def capture_wanted(self, load: int) -> int:
-        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.wanted`."""
-        return 0 if self._graphs is None else self._graphs.wanted(load)
-
-    def graphs(self) -> GraphSet | None:
-        """The set in use."""
-        return None if self._graphs is None else self._graphs.used
-
-    def put_graphs(self, graphs: Any) -> None:
-        """See :meth:`flexfloor.engine.devices.ascend_graphs.AclGraphs.put`."""
-        if self._graphs is not None and graphs is not None:
-            self._graphs.put(graphs)
-
     def settled(self) -> None:
         """The graphs of the world before may go."""
         if self._graphs is not None:
             self._graphs.settled()
-
-    def graph_replays(self) -> int:
-        """Counted where vllm-ascend replays."""
-        return self._steps.read_full()
-
-    def prefill_steps(self) -> int:
-        """Counted where vllm-ascend runs the model."""
-        return self._steps.read_prefill()
 
     # -- memory ------------------------------------------------------------------------------
 

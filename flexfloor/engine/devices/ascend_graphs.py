@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from flexfloor.engine.coordinators import Group
-from flexfloor.engine.devices.cuda_graphs import padded
+from flexfloor.engine.devices.decode_graphs import DecodeGraphs
 from flexfloor.errors import ProtocolError
 
 
@@ -45,7 +45,7 @@ class GraphSet:
     params: Any = None
 
 
-class AclGraphs:
+class AclGraphs(DecodeGraphs):
     """The graph sets of one runner.
 
     Args:
@@ -53,14 +53,11 @@ class AclGraphs:
     """
 
     def __init__(self, runner: Any) -> None:
-        from vllm.config import CUDAGraphMode
         from vllm_ascend.compilation import acl_graph
 
-        self._runner, self._wrapper, self._module, self._mode = runner, runner.model, acl_graph, CUDAGraphMode.FULL
-        keys = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
-        self._all = keys
-        self._padded: list[int] = list(runner.cudagraph_dispatcher._bs_to_padded_graph_size)
-        self.full = GraphSet(None, keys, self._wrapper.concrete_aclgraph_entries, acl_graph._graph_params)
+        super().__init__(runner)
+        self._wrapper, self._module = runner.model, acl_graph
+        self.full = GraphSet(None, self._keys, self._wrapper.concrete_aclgraph_entries, acl_graph._graph_params)
         self.used = self.full
         self._aside: GraphSet | None = None
 
@@ -70,17 +67,6 @@ class AclGraphs:
         from vllm_ascend.compilation.acl_graph import ACLGraphWrapper
 
         return cls(runner) if isinstance(runner.model, ACLGraphWrapper) else None
-
-    def buckets(self, load: int) -> list[Any]:
-        """Descriptors of the batches that at most ``load`` requests can make, largest first."""
-        sizes = sorted(key.num_tokens for key in self._all)
-        top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
-        return sorted((key for key in self._all if key.num_tokens <= top), key=lambda key: -int(key.num_tokens))
-
-    def wanted(self, load: int) -> int:
-        """Size of the bucket of ``load`` requests where the graphs in use lack it, else 0."""
-        needed = self.buckets(load)[:1]
-        return next((int(key.num_tokens) for key in needed if key not in self.used.entries), 0)
 
     def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
         """Capture what the graphs of ``group`` lack up to ``load`` requests, and use them; joint.
@@ -104,7 +90,7 @@ class AclGraphs:
         torch.npu.synchronize()
         if self.used.group is not group:
             self.settled()
-            self.put(GraphSet(group, set(), {}, _empty(self.full.params)))
+            self.use(GraphSet(group, set(), {}, _empty(self.full.params)))
             self._reset()
         if missing:
             self._capture(missing)
@@ -114,7 +100,7 @@ class AclGraphs:
             "capture": time.perf_counter() - began,
         }
 
-    def put(self, graphs: GraphSet) -> None:
+    def use(self, graphs: GraphSet) -> None:
         """Point vllm-ascend at ``graphs``; those in use until now are set aside."""
         if graphs is self.used:
             return
@@ -122,15 +108,6 @@ class AclGraphs:
         self._wrapper.concrete_aclgraph_entries = graphs.entries
         self._module._graph_params = graphs.params
         self._dispatch(graphs.keys)
-
-    def _dispatch(self, keys: set[Any]) -> None:
-        """Let vLLM's dispatcher know these graphs alone (contract: padding-by-the-dispatcher-s-list).
-
-        A batch above all of them runs eagerly and is counted so.
-        """
-        dispatcher = self._runner.cudagraph_dispatcher
-        dispatcher.cudagraph_keys[self._mode] = set(keys)
-        dispatcher._bs_to_padded_graph_size = padded(self._padded, sorted(int(key.num_tokens) for key in keys))
 
     def settled(self) -> None:
         """Free the graphs set aside, unless they are the full world's."""

@@ -19,15 +19,16 @@ from torch.distributed import Store
 from flexfloor.engine import upstream
 from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import host
-from flexfloor.engine.devices.base import Device, Limits
-from flexfloor.engine.devices.cuda_graphs import GraphSet, GraphStore
+from flexfloor.engine.devices.base import Limits
+from flexfloor.engine.devices.cuda_graphs import GraphStore
+from flexfloor.engine.devices.decode_graphs import GraphedDevice
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.errors import ProtocolError, RefusedError
 
 POLL_S = 0.0002
 
 
-class CudaDevice(Device):
+class CudaDevice(GraphedDevice):
     """NVIDIA GPUs, one a rank."""
 
     name = "cuda"
@@ -160,37 +161,6 @@ class CudaDevice(Device):
     def peer_lost(self, error: Exception) -> bool:
         """See :func:`flexfloor.engine.devices.host.peer_lost`."""
         return host.peer_lost(error)
-
-    # -- graphs ------------------------------------------------------------------------------
-
-    def capture(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
-        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.ready`."""
-        return {} if self._graphs is None else self._graphs.ready(group, load)
-
-    def capture_one(self, runner: Any, group: Group, load: int) -> dict[str, Any]:
-        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.ready`."""
-        return {} if self._graphs is None else self._graphs.ready(group, load, lean=True)
-
-    def capture_wanted(self, load: int) -> int:
-        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.wanted`."""
-        return 0 if self._graphs is None else self._graphs.wanted(load)
-
-    def graphs(self) -> GraphSet | None:
-        """The set in use."""
-        return None if self._graphs is None else self._graphs.used
-
-    def put_graphs(self, graphs: Any) -> None:
-        """See :meth:`flexfloor.engine.devices.cuda_graphs.GraphStore.use`."""
-        if self._graphs is not None and graphs is not None:
-            self._graphs.use(graphs)
-
-    def graph_replays(self) -> int:
-        """Counted where vLLM replays."""
-        return self._steps.read_full()
-
-    def prefill_steps(self) -> int:
-        """Counted where vLLM runs the model."""
-        return self._steps.read_prefill()
 
     # -- memory ------------------------------------------------------------------------------
 

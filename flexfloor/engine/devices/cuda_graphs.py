@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from flexfloor.engine.coordinators import Group
+from flexfloor.engine.devices.decode_graphs import DecodeGraphs
 from flexfloor.errors import ProtocolError
 
 
@@ -40,7 +41,7 @@ class GraphSet:
     warmed: set[int] = field(default_factory=set)
 
 
-class GraphStore:
+class GraphStore(DecodeGraphs):
     """The graph sets of one runner, and which of them vLLM uses.
 
     Args:
@@ -49,11 +50,8 @@ class GraphStore:
     """
 
     def __init__(self, runner: Any, wrapper: Any) -> None:
-        from vllm.config import CUDAGraphMode
-
-        self._runner, self._wrapper, self._mode = runner, wrapper, CUDAGraphMode.FULL
-        self._keys: set[Any] = set(runner.cudagraph_dispatcher.cudagraph_keys[self._mode])
-        self._padded: list[int] = list(runner.cudagraph_dispatcher._bs_to_padded_graph_size)
+        super().__init__(runner)
+        self._wrapper = wrapper
         self._sets: dict[tuple[int, ...], GraphSet] = {}
         self._lock = threading.Lock()
         self.used = GraphSet(None, addresses(runner), wrapper.concrete_cudagraph_entries)
@@ -65,28 +63,8 @@ class GraphStore:
 
         return cls(runner, runner.model) if isinstance(runner.model, CUDAGraphWrapper) else None
 
-    def buckets(self, load: int) -> list[Any]:
-        """Descriptors of the batches that at most ``load`` requests can make, largest first."""
-        sizes = sorted(key.num_tokens for key in self._keys)
-        top = next((size for size in sizes if size >= load), sizes[-1] if sizes else 0)
-        return sorted((k for k in self._keys if k.num_tokens <= top), key=lambda k: -int(k.num_tokens))
-
-    def wanted(self, load: int) -> int:
-        """Size of the bucket of ``load`` requests where the graphs in use lack it, else 0."""
-        needed = self.buckets(load)[:1]
-        return next((int(key.num_tokens) for key in needed if key not in self.used.entries), 0)
-
     def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
-        """Use the graphs of ``group`` up to ``load`` requests: kept ones, and captured what is missing. Joint.
-
-        Args:
-            group: the groups of the world.
-            load: most requests that a rank has.
-            lean: capture the bucket of ``load`` alone; smaller batches are padded to the next one that is there.
-
-        Returns:
-            ``captured``: buckets captured now; ``kept``: buckets found.
-        """
+        """See :meth:`flexfloor.engine.devices.decode_graphs.DecodeGraphs.ready`."""
         now = addresses(self._runner)
         found = self._sets.get(group.ranks)
         if found is None or found.group is not group or found.addresses != now:
@@ -115,11 +93,7 @@ class GraphStore:
         if graphs.entries and graphs.addresses != addresses(self._runner):
             raise ProtocolError("decode graphs were captured with other addresses and cannot be used again")
         self._wrapper.concrete_cudagraph_entries = graphs.entries
-        keys = {*graphs.entries, *(extra or ())}
-        self._runner.cudagraph_dispatcher.cudagraph_keys[self._mode] = keys
-        self._runner.cudagraph_dispatcher._bs_to_padded_graph_size = padded(
-            self._padded, sorted(key.num_tokens for key in keys)
-        )
+        self._dispatch({*graphs.entries, *(extra or ())})
         self.used = graphs
 
     def forget(self, group: Group) -> None:
@@ -158,16 +132,6 @@ class GraphStore:
             raise
         finally:
             set_cudagraph_capturing_enabled(False)
-
-
-def padded(stock: list[int], sizes: list[int]) -> list[int]:
-    """Batch size -> size of the graph that it is padded to, where only graphs of ``sizes`` (ascending) are there.
-
-    A batch above all of them keeps vLLM's own size, for which no graph is found: it runs eagerly and is counted so.
-    """
-    return [
-        0 if batch == 0 else next((size for size in sizes if size >= batch), own) for batch, own in enumerate(stock)
-    ]
 
 
 def addresses(runner: Any) -> tuple[int, ...]:
