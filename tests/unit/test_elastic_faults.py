@@ -6,7 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from elastic_sim import AbsentError, Ask, EndedError, Engine, Script, Sim, asks
+from elastic_sim import Ask, Engine, Script, Sim, asks
+from elastic_world import AbsentError, EndedError
 
 from flexfloor.elastic import parking
 from flexfloor.elastic.decision import MAX_ATTEMPTS

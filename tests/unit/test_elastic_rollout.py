@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elastic_sim import Ask, EndedError, Engine, FakeWorker, HangError, Lockstep, Script, Sim, asks, weight
+from elastic_sim import Ask, Engine, Script, Sim, asks
+from elastic_world import EndedError, FakeWorker, HangError, Lockstep, weight
 
 from flexfloor.elastic.placement import Move
 from flexfloor.elastic.states import Phase, RankState
