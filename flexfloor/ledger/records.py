@@ -54,13 +54,14 @@ Line = TypeVar("Line", bound=BaseModel)
 
 
 def read_records(run_dir: str | Path) -> RunRecords:
-    """Read RUN_DIR/responses.jsonl and RUN_DIR/lengths.jsonl where they exist.
+    """Read RUN_DIR/responses.jsonl and RUN_DIR/lengths.jsonl, or its lengths-seed-*.jsonl, where they exist.
 
     Raises:
         InputError: a malformed line other than a half-written last one; names file, line and field.
     """
     root, found = Path(run_dir), RunRecords()
     responses, lengths = root / "responses.jsonl", root / "lengths.jsonl"
+    files = [lengths] if lengths.is_file() else sorted(root.glob("lengths-seed-*.jsonl"))
     if responses.is_file():
         found.steps = {}
         for line in _read_lines(responses, ResponseLine, found.problems):
@@ -68,11 +69,12 @@ def read_records(run_dir: str | Path) -> RunRecords:
             step.lengths.append(len(line.token_ids))
             step.stopped_by_length += line.finish_reason == "length"
             step.preemptions += line.num_preempted
-    if lengths.is_file():
-        found.censored = {}
-        for item in _read_lines(lengths, LengthsLine, found.problems):
+    censored: dict[int, int] = {}
+    for file in files:
+        for item in _read_lines(file, LengthsLine, found.problems):
             found.lengths.setdefault(item.epoch, []).extend(item.lengths)
-            found.censored[item.epoch] = found.censored.get(item.epoch, 0) + len(item.censored)
+            censored[item.epoch] = censored.get(item.epoch, 0) + len(item.censored)
+    found.censored = censored if files else None
     return found
 
 

@@ -3,8 +3,11 @@
 Drawn lengths follow a Gaussian copula: response j of item i in epoch e has the normal score
 ``z = sqrt(c) * u_i + sqrt(1 - c) * v_ije`` with independent standard normal u and v, and the length at the quantile
 ``Phi(z)`` of the distribution. So every response has exactly that distribution, and two responses of one item, of the
-same epoch or of another one, have normal scores of correlation c. Two kinds of surprise can be put on top, each for a
-share of the responses: strays, whose length has nothing to do with their item, and runaways, which only a limit stops.
+same epoch or of another one, have normal scores of correlation c. With growth g the responses of an item scatter the
+more the longer it is, ``z = sqrt(c) * u_i + sqrt(1 - c) * exp(g * u_i) * v_ije``: a spread that is log-linear in the
+item's own score. The length is then the quantile at F(z), F the distribution function of z itself, so every response
+keeps the distribution. Two kinds of surprise can be put on top, each for a share of the responses: strays, whose length
+has nothing to do with their item, and runaways, which only a limit stops.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,9 @@ from flexfloor.history import Observation
 COLUMNS = ["output_tokens", "probability"]
 ENDLESS = 1 << 20
 """Tokens of a response that does not stop by itself."""
+_MOST_GROWTH = 4.0
+_FARTHEST, _WIDEST = 6.0, 12.0
+"""Farthest score of an item that the distribution function is averaged over; asinh of four times the largest score."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,7 @@ def drawn(
     scale: float = 1.0,
     runaways: float = 0.0,
     strays: float = 0.0,
+    growth: float = 0.0,
 ) -> Workload:
     """Lengths from a mixture of distributions; the same arguments give the same lengths.
 
@@ -157,9 +165,12 @@ def drawn(
         scale: factor on every length.
         runaways: share of the responses, any item's, that only a limit stops.
         strays: share of the responses that are drawn without regard to their item.
+        growth: g, how fast the spread within an item grows with the item's score, at least 0.
     """
     if not 0 <= correlation <= 1:
         raise InputError(f"must lie between 0 and 1, got {correlation:g}", field="--correlation")
+    if not 0 <= growth <= _MOST_GROWTH:
+        raise InputError(f"must lie between 0 and {_MOST_GROWTH:g}, got {growth:g}", field="growth")
     mixed = mixture(parts)
     random = np.random.default_rng(seed)
     own = random.standard_normal(items)
@@ -168,11 +179,14 @@ def drawn(
     names = tuple(f"item{index:0{width}d}" for index in range(items))
     for epoch in range(epochs + 1):
         rest = random.standard_normal((items, responses))
+        if growth:
+            rest *= np.exp(growth * own)[:, None]
         scores = math.sqrt(correlation) * own[:, None] + math.sqrt(1 - correlation) * rest
+        shares = np.interp(scores, *_score_cdf(correlation, growth)) if growth else _normal_cdf(scores)
         if strays:
             chosen = random.random(scores.shape) < strays
-            scores[chosen] = random.standard_normal(int(chosen.sum()))
-        lengths = np.maximum(1, np.rint(scale * mixed.quantiles(_normal_cdf(scores)))).astype(int)
+            shares[chosen] = _normal_cdf(random.standard_normal(int(chosen.sum())))
+        lengths = np.maximum(1, np.rint(scale * mixed.quantiles(shares))).astype(int)
         if runaways:
             lengths[random.random(lengths.shape) < runaways] = ENDLESS
         made.append(
@@ -185,6 +199,7 @@ def drawn(
         )
     note = f"{items} items x {responses} responses drawn with seed {seed}, same-item correlation {correlation:g}"
     note += f" (normal scores), prompts of {prompt_tokens} tokens" + (f", lengths x {scale:g}" if scale != 1 else "")
+    note += f", spread within an item growing by exp({growth:g} u)" if growth else ""
     note += f", {runaways:.2%} of the responses stopped by a limit only" if runaways else ""
     note += f", {strays:.2%} of the responses drawn without regard to their item" if strays else ""
     return Workload(tuple(made), (note,))
@@ -192,6 +207,23 @@ def drawn(
 
 def _normal_cdf(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([0.5 * (1 + math.erf(z / math.sqrt(2))) for z in scores.ravel()]).reshape(scores.shape)
+
+
+@lru_cache(maxsize=8)
+def _score_cdf(correlation: float, growth: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Distribution function of z: scores, ascending, and the share of responses up to each.
+
+    The normal distribution of v at ``(z - sqrt(c) * u) / (sqrt(1 - c) * exp(g * u))``, averaged over u on an even grid.
+    """
+    own = np.linspace(-_FARTHEST, _FARTHEST, 8001)
+    weights = np.exp(-own * own / 2)
+    weights /= weights.sum()
+    at = np.linspace(-9.0, 9.0, 18001)
+    normal = _normal_cdf(at)
+    spread = np.maximum(math.sqrt(1 - correlation) * np.exp(growth * own), 1e-9)
+    scores = np.sinh(np.linspace(-_WIDEST, _WIDEST, 2401)) / 4
+    shares = np.array([weights @ np.interp((z - math.sqrt(correlation) * own) / spread, at, normal) for z in scores])
+    return scores, np.maximum.accumulate(shares)
 
 
 def mixture(parts: Sequence[tuple[Distribution, float]]) -> Distribution:

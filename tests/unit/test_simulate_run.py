@@ -9,6 +9,8 @@ from flexfloor.errors import InputError
 from flexfloor.events import EventLog, read_events
 from flexfloor.history import Observation, read_lengths
 from flexfloor.ledger import account, load_run
+from flexfloor.ledger.charts import length_histogram
+from flexfloor.ledger.html import page as ledger_page
 from flexfloor.simulate import Machine, drawn, from_observations, simulate_workloads
 from flexfloor.simulate.calibrate import calibrate
 from flexfloor.simulate.compare import method_variants, presets_in, simulate_arms
@@ -89,6 +91,19 @@ def test_the_folder_reads_back_as_the_same_account(tmp_path):
     assert load_costs(tmp_path / "flex" / "costs.yaml", FREE) == H200
     with pytest.raises(InputError, match="holds events already"):
         run.save(tmp_path / "flex")
+
+
+def test_the_lengths_of_several_seeds_are_read_back_and_drawn(tmp_path):
+    run = simulate_workloads(config(), {seed: workload(seed) for seed in (2, 10)}, Machine(TABLE, H200), name="seeds")
+    run.save(tmp_path / "seeds")
+    again = load_run(tmp_path / "seeds")
+    assert again.problems == ()
+    assert sorted(again.lengths) == sorted(run.ledger().lengths)
+    assert len(again.lengths) == 2 * 2 * 16 * 2  # seeds, epochs after the bootstrap, items, responses
+    shown = length_histogram(again, None)
+    assert shown is not None
+    assert len(shown.data[0].x) == len(again.lengths)
+    assert "Response lengths" in ledger_page(again)
 
 
 def test_equal_seeds_give_equal_logs_and_others_do_not():
@@ -374,3 +389,27 @@ def test_strays_forget_their_item_and_runaways_do_not_stop():
     assert "3.00% of the responses stopped by a limit only" in told
     assert (endless > 1000).mean() == pytest.approx(0.03, abs=0.006)
     assert np.array_equal(endless[endless <= 1000], plain[endless <= 1000])
+
+
+def test_a_growing_spread_keeps_the_distribution_and_scatters_long_items_more():
+    def lengths(**more):
+        even = Distribution(np.arange(1, 1001), np.linspace(1 / 1000, 1, 1000))
+        settings = {"correlation": 0.85, "prompt_tokens": 6, "seed": 3} | more
+        made = drawn([(even, 1.0)], items=6000, responses=8, epochs=1, **settings)
+        return np.array([made.epochs[0].lengths[i] for i in made.epochs[0].items], dtype=float), made.notes[0]
+
+    plain, _ = lengths()
+    nearly, _ = lengths(growth=1e-9)
+    assert np.abs(nearly - plain).max() <= 1  # the averaged distribution function is the normal one without growth
+    for growth in (1.0, 2.5):
+        grown, told = lengths(growth=growth)
+        assert f"spread within an item growing by exp({growth:g} u)" in told
+        # Items differ, so 48,000 responses are worth some 6,000.
+        assert np.quantile(grown, [0.1, 0.5, 0.9, 0.96]) == pytest.approx([100, 500, 900, 960], abs=25)
+        order = np.argsort(np.median(grown, axis=1))
+        within = grown.std(axis=1)[order]
+        assert within[-1500:-300].mean() > 3 * within[300:1500].mean()
+    evenly = plain.std(axis=1)[np.argsort(np.median(plain, axis=1))]
+    assert evenly[-1500:-300].mean() == pytest.approx(evenly[300:1500].mean(), rel=0.2)
+    with pytest.raises(InputError, match="growth"):
+        lengths(growth=-0.1)
