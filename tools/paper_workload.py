@@ -4,7 +4,7 @@
 
 Lengths are a mixture of two public distributions of reasoning traffic, times a factor. Weight and factor are the two
 unknowns; the mean length and the share of responses at the 16,384-token cap are the two equations. The same-prompt
-correlation is not published. It is assumed (0.6), varied (0.4 to 0.8), and in two further cases derived from what
+correlation is not published. It is assumed (0.6), varied (0.4 to 0.8), and in further cases derived from what
 appendix E says about lengths under caps:
 
     concentrated  at most 24 of 616 responses at a limit lie outside of the longest predicted fifth of the prompts
@@ -14,6 +14,17 @@ appendix E says about lengths under caps:
     strays        as four_caps, and the same 24 of 12,288 come from responses whose length has nothing to do with their
                   prompt. Unlike runaways most of them end before the global limit, as the paper's do: it counts 591
                   responses there without guard and 592 with it
+
+In all of these the responses of every prompt scatter alike, short or long. Two more cases let the scatter grow with the
+prompt's own length (`growth` of `flexfloor.simulate.workload`), which leaves two unknowns, correlation and growth:
+
+    spread        the correlation of LENGTHS within a prompt is 0.6, and the growth is the least one at which at most 24
+                  of 616 responses at a limit lie outside of the longest predicted fifth, predictions under guard
+    spread_caps   the same correlation of lengths, and the least growth at which also four steps of five have a cap
+                  below the global limit, as in four_caps
+
+The share of responses that reach a short cap (24 of 12,288) is left over as a check. Cells of the form "spread" vary
+the correlation of lengths and the share at the cap at the growth of `spread`.
 
 No method is run here: the file that this writes is what `tools/paper_table.py` reads.
 """
@@ -100,6 +111,7 @@ def lengths_of(parts: Parts, fit: Mapping[str, float], correlation: float, seed:
         scale=fit["scale"],
         runaways=fit.get("runaways", 0.0),
         strays=fit.get("strays", 0.0),
+        growth=fit.get("growth", 0.0),
     )
     return [
         np.minimum(np.array([epoch.lengths[item] for item in epoch.items], dtype=float), CAP) for epoch in work.epochs
@@ -143,7 +155,7 @@ def figures_of(epochs: Sequence[NDArray[np.float64]], *, guarded: bool = False) 
 
 def realised(parts: Parts, fit: Mapping[str, float], correlation: float, seeds: Iterable[int]) -> dict[str, float]:
     """Mean figures of the lengths as they are drawn."""
-    guarded = "strays" in fit
+    guarded = "strays" in fit or "growth" in fit
     found = [figures_of(lengths_of(parts, fit, correlation, seed), guarded=guarded) for seed in seeds]
     return {name: round(float(np.mean([one[name] for one in found])), 6) for name in found[0]}
 
@@ -175,6 +187,51 @@ def with_strays(parts: Parts, base: Mapping[str, float]) -> tuple[dict[str, floa
     raise SystemExit("no correlation up to 0.99 gives four caps with these strays")
 
 
+def even_lengths(parts: Parts, fit: Mapping[str, float], wanted: float) -> float:
+    """The correlation, in ten-thousandths, at which lengths within a prompt correlate by ``wanted``."""
+    low, high = round(1e4 * wanted), 9999  # lengths correlate less than scores
+    while low < high:
+        middle = (low + high) // 2
+        reached = realised(parts, fit, middle / 10000, FITTING_SEEDS)["length_correlation"]
+        low, high = (middle + 1, high) if reached < wanted else (low, middle)
+    return low / 10000
+
+
+def least_growth(parts: Parts, base: Mapping[str, float], figure: str, limit: float) -> tuple[dict[str, float], float]:
+    """The least growth, in hundredths, at which a figure is at most ``limit``, with the correlation of lengths kept."""
+    low, high = 0, 400
+    while low < high:
+        middle = (low + high) // 2
+        fit = {**base, "growth": middle / 100}
+        reached = realised(parts, fit, even_lengths(parts, fit, CORRELATION), FITTING_SEEDS)[figure]
+        low, high = (low, middle) if reached <= limit else (middle + 1, high)
+    fit = {**base, "growth": low / 100}
+    return fit, even_lengths(parts, fit, CORRELATION)
+
+
+def spread_cases(parts: Parts, base: Mapping[str, float]) -> list[dict[str, object]]:
+    """Both named cases of a growing spread, and the cells around the first of them."""
+    cases: list[dict[str, object]] = []
+    growth = 0.0
+    for name, figure, limit in (
+        ("spread", "outside", OUTSIDE),
+        ("spread_caps", "fourth_cap", CAP - ROUNDING),
+    ):
+        fit, correlation = least_growth(parts, base, figure, limit)
+        growth = growth or fit["growth"]
+        case = {"name": name, "cap_share": round(CAP_SHARE, 5), "correlation": correlation, **fit}
+        fitting = realised(parts, fit, correlation, FITTING_SEEDS)
+        cases.append({**case, "fitting": fitting, "drawn": realised(parts, fit, correlation, SEEDS)})
+    for share in (CAP_SHARE, *CAP_SHARES):
+        fit = {**fitted(parts, MEAN, share), "growth": growth}
+        for wanted in CORRELATIONS:
+            correlation = even_lengths(parts, fit, wanted)
+            case = {"form": "spread", "length_correlation": wanted, "cap_share": round(share, 5)}
+            case |= {"correlation": correlation, **fit}
+            cases.append({**case, "drawn": realised(parts, fit, correlation, SEEDS)})
+    return cases
+
+
 def main(
     pmf: Annotated[list[Path], typer.Option(help="Two CSVs output_tokens,probability; the first gets the weight.")],
     out: Annotated[Path, typer.Option(help="Where the parameters go.")],
@@ -202,6 +259,7 @@ def main(
     strayed, correlation = with_strays(parts, base)
     case = {"name": "strays", "cap_share": round(CAP_SHARE, 5), "correlation": correlation, **strayed}
     cases.append({**case, "drawn": realised(parts, strayed, correlation, SEEDS)})
+    cases += spread_cases(parts, base)
     written = {
         "schema": "flexfloor.paper-workload/1",
         "fitted_to": {
