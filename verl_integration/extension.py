@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.worker import ElasticWorkerExtension, world_of
-from flexfloor.errors import ProtocolError
 
 EXTENSION = "verl_integration.extension.ElasticColocateExtension"
 
@@ -20,30 +17,21 @@ class ElasticColocateExtension(ElasticWorkerExtension, vLLMColocateWorkerExtensi
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """New weights into the expert rows of the full world; the other rows are emptied, none stays stale.
+        """New weights into the expert rows of the full world; no other row keeps any.
+
+        Which version they are is told afterwards (`ElasticHttpServer.set_global_steps`); spare rows that planned
+        residency keeps are then filled from the new ones.
 
         Raises:
             ProtocolError: the rank's memory is given away; weights are accepted in the full world only.
         """
         world = world_of(self)
-        if world.memory.released:
-            raise ProtocolError("weights came for a rank that has given its memory away; restore the full world first")
+        world.check_awake()
         if self.device.type == "cpu":
-            from verl_integration.cpu.reload import receive, reload_weights
+            from verl_integration.cpu.reload import receive
+            from verl_integration.cpu.weights import reload_weights
 
             reload_weights(self, receive(self, use_shm=use_shm))
         else:
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
-        _empty_spare_rows(world)
-
-
-def _empty_spare_rows(world: Any) -> None:
-    settings = EngineSettings.from_env()
-    if settings is None:
-        raise ProtocolError("the engine lost its FlexFloor settings")
-    rows = world.experts
-    filling = float("nan") if settings.poison else 0.0
-    with torch.inference_mode():
-        for index in range(rows.experts // settings.world_size, rows.capacity):
-            for tensor in rows.row(index):
-                tensor.fill_(filling)
+        world.renewed()

@@ -87,6 +87,13 @@ class Placement:
         """New weights were loaded into active rows only: all other copies are stale."""
         self.copies = {rank: dict(rows) for rank, rows in self.active.items()}
 
+    def spares(self) -> dict[int, dict[int, int]]:
+        """Rank -> {row: expert} of the copies that are not in use."""
+        return {
+            rank: {row: expert for row, expert in rows.items() if row not in self.active.get(rank, {})}
+            for rank, rows in self.copies.items()
+        }
+
     def check(self) -> None:
         """Raise ProtocolError unless every expert is active exactly once on a valid copy."""
         seen: dict[int, int] = {}
@@ -238,6 +245,24 @@ def restore(placement: Placement, base: Placement, awake: Iterable[int]) -> tupl
             if rank in present and placement.copies[rank].get(row) != expert:
                 source, source_row = home[expert]
                 moves.append(Move(expert, source, source_row, rank, row))
+                target.copies[rank][row] = expert
+    return target, moves
+
+
+def replicate(placement: Placement, spares: dict[int, dict[int, int]]) -> tuple[Placement, list[Move]]:
+    """Copies of rows in use into spare rows.
+
+    Args:
+        placement: the contents now.
+        spares: rank -> {row: expert} of the rows to fill; none of them in use.
+    """
+    home = placement.home()
+    target = placement.clone()
+    moves = []
+    for rank, rows in spares.items():
+        for row, expert in rows.items():
+            if home[expert][0] != rank:
+                moves.append(Move(expert, *home[expert], rank, row))
                 target.copies[rank][row] = expert
     return target, moves
 

@@ -35,6 +35,7 @@ class Seat:
         committed: the stage_commit event to write after that first step.
         channel_broken: the row-transfer channel failed and is rebuilt by the next ticket.
         restore_attempts: failed restores since the last one that worked.
+        version: which weights the engines hold.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Seat:
         self.channel_broken = False
         self.restore_attempts = 0
         self.serial = 0
+        self.version = 0
         self._deadline_s = deadline_s
         ballot.of(self)
 
@@ -76,6 +78,7 @@ class Seat:
             maps=maps,
             rebuild=tuple(range(self.world.size)) if self.channel_broken else (),
             deadline_s=self._deadline_s,
+            version=self.version,
         )
 
     def undo(self, ticket: Ticket, what: str) -> None:

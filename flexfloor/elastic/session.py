@@ -17,6 +17,7 @@ from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
+from flexfloor.elastic.loading import Rows, load
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.recapture import Recapture
 from flexfloor.elastic.rehearsal import rehearse
@@ -42,6 +43,7 @@ class Session(Seat):
         self._completed = False
         self._running = False
         self._unrehearsed = False
+        self._resident: Rows = {}
         super().__init__(size, placement, worker, ballot, deadline_s=deadline_s)
         self._recapture = Recapture(self)
 
@@ -80,6 +82,7 @@ class Session(Seat):
             "received": self.trajectories.received,
             "open": self.trajectories.open,
             "asleep": sorted(self.asleep),
+            "version": self.version,
         }
 
     # -- what the driver tells -----------------------------------------------------------
@@ -122,12 +125,18 @@ class Session(Seat):
         """See :func:`flexfloor.elastic.restoring.wake_all`."""
         wake_all(self)
 
-    def loaded(self) -> None:
-        """New weights are in every row of the full world: spare copies are stale, nobody sleeps."""
+    def loaded(self, version: int | None = None) -> None:
+        """New weights are in every row of the full world; see :func:`flexfloor.elastic.loading.load`.
+
+        Args:
+            version: which weights these are; None: the next ones.
+
+        Raises:
+            ProtocolError: ranks are not in the full world.
+        """
         if len(self.world.members) != self.world.size:
             raise ProtocolError("weights are accepted only in the full world")
-        self.placement.forget_spares()
-        self.asleep = set()
+        load(self, self.version + 1 if version is None else version, self._resident)
 
     # -- one sync point --------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class Session(Seat):
         if self.step is None:
             raise ProtocolError("armed without a step")
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
-        self._unrehearsed = bool(self.step.predicted)
+        self._unrehearsed, self._resident = bool(self.step.predicted), {}
         self._recapture.begin()
         self.go(RankState.MEMBER)
 
@@ -202,6 +211,7 @@ class Session(Seat):
         self._unrehearsed = False
         if self.step is not None and len(self.world.members) == self.world.size:
             rehearse(self, self.step.predicted, max(row.expected for row in rows))
+            self._resident = self.placement.spares()
 
     def _rank_order(self) -> tuple[int, ...]:
         return tuple(range(self.world.size)) if self.step is None else self.step.rank_order

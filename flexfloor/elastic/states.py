@@ -59,6 +59,7 @@ class Phase(IntEnum):
     RESTORE_CONFIRM = 14
     ROLLBACK = 15
     INSTALL = 16
+    LOAD = 17
 
     @property
     def label(self) -> str:

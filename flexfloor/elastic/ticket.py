@@ -24,6 +24,7 @@ class Ticket:
         deadline_s: how long any one wait inside the transition may last.
         load: most requests that a member has unfinished; no later decode batch of this step is larger.
         lean: only the decode graph that ``load`` needs is captured, smaller ones when the load has fallen to them.
+        version: which weights every row in use holds.
     """
 
     serial: int
@@ -36,6 +37,7 @@ class Ticket:
     deadline_s: float = 60.0
     load: int = 0
     lean: bool = False
+    version: int = 0
 
 
 class Worker(Protocol):
@@ -86,6 +88,9 @@ class Worker(Protocol):
 
     def switch_back(self, ticket: Ticket) -> None:
         """Every rank points at the full world; local."""
+
+    def loaded(self, version: int) -> None:
+        """New weights are in the rows of the full world, the other rows hold nothing; local."""
 
 
 class Exchange(Protocol):

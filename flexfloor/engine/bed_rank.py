@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flexfloor.elastic.placement import Placement
 from flexfloor.engine.bed_rollout import BedRequest, RankResult, Rollout
 from flexfloor.engine.settings import EngineSettings
 
@@ -55,7 +56,6 @@ class BedRank:
         from flexfloor.elastic.ballot import Ballot
         from flexfloor.elastic.board import Board
         from flexfloor.elastic.faults import FaultPlan
-        from flexfloor.elastic.placement import Placement
         from flexfloor.elastic.session import Session
         from flexfloor.engine import lifetime
         from flexfloor.engine.rpc import CoreWorker, exchange_over
@@ -99,10 +99,18 @@ class BedRank:
         self.session.wake_all()
         return self.session.status()
 
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self, version: int | None = None) -> dict[str, Any]:
         """See Session.loaded."""
-        self.session.loaded()
+        self.session.loaded(version)
         return self.session.status()
+
+    def placement(self) -> Placement:
+        """What this rank takes the rows of all ranks to hold."""
+        return self.session.placement
+
+    def on_worker(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(worker, *args)``."""
+        return function(self.engine.model_executor.driver_worker.worker, *args)
 
     def strike(self, faults: Sequence[str]) -> None:
         """Faults from now on (see :mod:`flexfloor.elastic.faults`), replacing earlier ones."""

@@ -193,8 +193,8 @@ class ElasticCore:
         elif name == "wake_all":
             session.wake_all()
         elif name == "loaded":
-            session.loaded()
-            self._emit("weights_loaded", version=values.get("version"))
+            session.loaded(values.get("version"))
+            self._emit("weights_loaded", version=session.version, rows=self.worker.call("row_versions"))
         else:
             raise ValueError(f"unknown call '{name}'")
         return json.dumps(session.status())

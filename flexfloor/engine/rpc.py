@@ -62,6 +62,9 @@ class RpcWorker:
     def switch_back(self, ticket: Ticket) -> None:
         self.call("switch_back", ticket)
 
+    def loaded(self, version: int) -> None:
+        self.call("loaded", version)
+
 
 class CoreWorker(RpcWorker):
     """RpcWorker that also keeps the scheduler's prefix cache in step with the KV memory."""

@@ -21,6 +21,7 @@ from flexfloor.engine.devices.base import Device
 from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.groups import Groups
 from flexfloor.engine.memory import Memory
+from flexfloor.engine.row_versions import RowVersions
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.wiring import Wired
 from flexfloor.errors import PeerLostError, ProtocolError
@@ -52,6 +53,8 @@ class ElasticWorld:
         self.rank = int(get_dp_group().rank_in_group)
         device.bind(worker)
         self.experts = ExpertRows(self._runner.get_model(), device.stored_rows)
+        primary = self.experts.experts // settings.world_size
+        self._versions = RowVersions(self.rank, primary, self.experts.capacity)
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
         self._wiring = device.wiring(worker, self.experts, lambda: self.memory.released)
         keep = min(settings.keep_groups, device.limits().keep_groups)
@@ -95,6 +98,7 @@ class ElasticWorld:
         for move in ticket.moves:
             if move.target == self.rank and move.target_row >= self.experts.capacity:
                 raise ProtocolError(f"row {move.target_row} of rank {self.rank} does not exist")
+        self._versions.check_sources(ticket.moves, ticket.version)
 
     def stage(self, ticket: Ticket) -> dict[str, float]:
         """Rows into inactive rows of survivors, then the survivors' groups."""
@@ -108,7 +112,9 @@ class ElasticWorld:
         channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
         opened = time.perf_counter()
         sends, receives = self.experts.traffic(ticket.moves, self.rank)
+        self._versions.leave(ticket.moves)
         moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
+        self._versions.arrive(ticket.moves, ticket.version)
         arrived = time.perf_counter()
         if self.rank in ticket.after:
             with set_current_vllm_config(self._config):
@@ -127,6 +133,7 @@ class ElasticWorld:
             return
         if self._next is None or self._next.ranks != ticket.after:
             raise ProtocolError("the groups of the next world were not staged")
+        self._versions.check((row for row in ticket.maps[self.rank] if row >= 0), ticket.version)
         self._before = self._topology()
         self._wiring.point(self._next, ticket.maps, self.rank)
 
@@ -174,6 +181,7 @@ class ElasticWorld:
 
     def park(self) -> None:
         """Start giving memory back."""
+        self._versions.lost()
         self.memory.start_release()
 
     def park_report(self) -> dict[str, Any] | None:
@@ -184,6 +192,7 @@ class ElasticWorld:
 
     def wake(self, ticket: Ticket) -> None:
         """Memory back on the ranks that gave it away."""
+        self._versions.check_sources(ticket.moves, ticket.version)
         if self.rank in ticket.woken:
             self.memory.reclaim()
             self._wiring.woken()
@@ -209,7 +218,9 @@ class ElasticWorld:
         for peers, rows in ((sends, row_sends), (receives, row_receives)):
             for peer, tensors in rows.items():
                 peers.setdefault(peer, []).extend(tensors)
+        self._versions.leave(ticket.moves)
         moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
+        self._versions.arrive(ticket.moves, ticket.version)
         if self.rank in ticket.woken:
             self._wiring.refilled()
         return {"move": time.perf_counter() - began, "received_bytes": moved}
@@ -221,9 +232,46 @@ class ElasticWorld:
 
     def switch_back(self, ticket: Ticket) -> None:
         """Point this rank at the full world."""
+        if not self.memory.released:
+            self._versions.check_world(ticket.version)
         self._before = self._topology()
         self._here = None
         self._apply(self._full)
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def renewed(self) -> None:
+        """Somebody wrote new weights into the rows of the full world.
+
+        The others are emptied, so that none is stale; no row can be used until `loaded` has said what was written.
+
+        Raises:
+            ProtocolError: this rank's memory is given away.
+        """
+        self.check_awake()
+        self._versions.lost()
+        with torch.inference_mode():
+            for index in range(self.experts.experts // self._settings.world_size, self.experts.capacity):
+                for tensor in self.experts.row(index):
+                    tensor.fill_(float("nan") if self._settings.poison else 0.0)
+
+    def loaded(self, version: int) -> None:
+        """The rows of the full world hold ``version``, the other rows nothing.
+
+        Raises:
+            ProtocolError: this rank's memory is given away.
+        """
+        self.check_awake()
+        self._versions.loaded(version)
+
+    def row_versions(self) -> list[int]:
+        """See :meth:`flexfloor.engine.row_versions.RowVersions.held`."""
+        return self._versions.held()
+
+    def check_awake(self) -> None:
+        """Raise ProtocolError when this rank has no memory for weights."""
+        if self.memory.released:
+            raise ProtocolError("weights came for a rank that has given its memory away; restore the full world first")
 
     @contextmanager
     def _joint(self) -> Iterator[None]:

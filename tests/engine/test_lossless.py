@@ -183,6 +183,7 @@ def test_planned_residency_moves_rows_before_the_first_token(bed, greedy):
 
 def test_a_wrong_prediction_falls_back_to_natural_residency(bed, greedy):
     made, full = greedy
+    assert roll(bed, made, (4,)).same_as(full)  # a step without prediction: no row is kept over the next weights
     bed.call("loaded")
     before = len(events(bed, "stage_commit"))
     seen = roll(bed, made, (4, 2), predicted=((1, 3),))

@@ -6,12 +6,12 @@ EXPERTS = 16
 VOCABULARY = 512
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, seed: int = 0) -> Path:
     """Qwen3-MoE: 2 layers, 16 experts of which 4 answer, no tokenizer."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,

@@ -262,7 +262,8 @@ class Sim:
 
     def check(self, script: Script) -> None:
         """Every request that was not aborted has its own tokens; every rank is back in the full world."""
-        weights = {expert: weight(expert) for expert in range(self.base.experts)}
+        version = self.ranks[0].session.version
+        weights = {expert: weight(expert, version) for expert in range(self.base.experts)}
         for ask in script.asks:
             got = self.ranks[ask.rank].tokens.get(ask.name)
             if got is None and ask.abort_at >= 0:
@@ -281,7 +282,9 @@ class Sim:
             assert session.placement == self.ranks[0].session.placement
             assert engine.worker.memory != (engine.rank in session.asleep)
             for row, expert in session.placement.copies[engine.rank].items():
-                assert engine.worker.rows[row] == weight(expert), f"row {row} of rank {engine.rank} is noted wrongly"
+                assert engine.worker.rows[row] == weight(expert, version), (
+                    f"row {row} of rank {engine.rank} is noted wrongly"
+                )
 
     def account(self) -> RunLedger:
         """The ledger's account of all that was logged; no check of it may fail."""

@@ -178,6 +178,7 @@ class FakeWorker:
         for row, expert in base.active[rank].items():
             self.rows[row] = weight(expert)
         self.dense, self.released, self.release_polls = True, False, 1
+        self.version = 0
         self.park_error = ""
         self.group: tuple[int, ...] = tuple(range(hub.size))
         self.map = base.expert_map(rank)
@@ -307,6 +308,14 @@ class FakeWorker:
         self._before = (self.group, self.map)
         self.group, self.map = tuple(range(self.hub.size)), self.base.expert_map(self.rank)
 
+    def loaded(self, version: int) -> None:
+        """The trainer writes the rows of the full world and empties the others."""
+        self._called("loaded")
+        self.rows = [None] * len(self.rows)
+        for row, expert in self.base.active[self.rank].items():
+            self.rows[row] = weight(expert, version)
+        self.dense, self.released, self.version = True, False, version
+
     # -- model ---------------------------------------------------------------------------------
 
     def forward(self, kind: str) -> dict[int, str]:
@@ -324,7 +333,10 @@ class FakeWorker:
                     continue
                 self.hub.must(row < per, f"row {row} of rank {rank} is no row of a world of {len(self.group)}")
                 self.hub.must(expert not in reached, f"expert {expert} is reached twice")
-                self.hub.must(rows[row] == weight(expert), f"rank {rank} row {row}: {rows[row]} is not expert {expert}")
+                self.hub.must(
+                    rows[row] == weight(expert, self.version),
+                    f"rank {rank} row {row}: {rows[row]} is not expert {expert}",
+                )
                 reached[expert] = rows[row] or ""
         self.hub.must(
             len(reached) == self.base.experts, f"{self.base.experts - len(reached)} experts are not reachable"
@@ -336,7 +348,7 @@ class FakeWorker:
         for move in ticket.moves:
             if move.source == self.rank:
                 content = self.rows[move.source_row]
-                self.hub.must(self.memory and content == weight(move.expert), f"{move} sends {content}")
+                self.hub.must(self.memory and content == weight(move.expert, ticket.version), f"{move} sends {content}")
                 self.hub.send((ticket.serial, move), content)
         for move in ticket.moves:
             if move.target == self.rank:
@@ -353,6 +365,6 @@ class FakeWorker:
             raise self.breaks.pop(method)
 
 
-def weight(expert: int) -> str:
+def weight(expert: int, version: int = 0) -> str:
     """What a row of ``expert`` holds."""
-    return f"w{expert}"
+    return f"w{expert}.{version}"

@@ -67,11 +67,50 @@ def test_a_second_step_with_the_same_weights_moves_nothing_at_all(tmp_path: Path
     assert moved == [16, 0]
 
 
-def test_new_weights_make_copies_stale_and_the_next_step_moves_them_again(tmp_path: Path) -> None:
+def spare_rows(sim: Sim) -> list[list[str | None]]:
+    return [engine.worker.rows[4:] for engine in sim.ranks]
+
+
+EMPTY = [[None] * 12] * 4
+
+
+def test_new_weights_reach_the_rows_that_planned_residency_keeps(tmp_path: Path) -> None:
     sim = Sim(tmp_path, 4)
-    sim.rollout(Script(asks([5, 5, 5, 5]), (4, 2, 1), predicted=PREDICTED))
+    sim.rollout(Script(STAIRS, (4, 2, 1), predicted=PREDICTED))
+    sim.all(lambda engine: engine.session.loaded(7))
+    held = {row for rows in spare_rows(sim) for row in rows if row is not None}
+    assert len(held) == 16 - 4, "rank 3 is to hold every expert, rank 2 half of them"
+    assert {row.split(".")[1] for row in held} == {"7"}
+    sim.rollout(Script(STAIRS, (4, 2, 1), predicted=PREDICTED))
+    assert [e.fields["moved_rows"] for e in sim.named("rehearsal") if e.rank == 0] == [16, 0]
+
+
+def test_new_weights_leave_no_spare_row_without_planned_residency(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, 4)
+    sim.rollout(Script(STAIRS, (4, 2, 1)))
     sim.all(lambda engine: engine.session.loaded())
-    sim.rollout(Script(asks([5, 5, 5, 5]), (4, 2, 1), predicted=PREDICTED))
+    assert spare_rows(sim) == EMPTY
+    sim.rollout(Script(STAIRS, (4, 2, 1)))
+    assert [c[3] for c in commits(sim)] == [8, 8] * 2
+
+
+def test_a_step_without_prediction_ends_the_residency(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, 4)
+    sim.rollout(Script(STAIRS, (4, 2, 1), predicted=PREDICTED))
+    sim.rollout(Script(STAIRS, (4, 2, 1)))
+    sim.all(lambda engine: engine.session.loaded())
+    assert spare_rows(sim) == EMPTY
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_spare_rows_that_could_not_be_filled_stay_empty_and_the_next_step_fills_them(tmp_path: Path, rank: int) -> None:
+    sim = Sim(tmp_path, 4, faults=[f"load:{rank}:raise:2"])
+    sim.rollout(Script(STAIRS, (4, 2, 1), predicted=PREDICTED))
+    sim.all(lambda engine: engine.session.loaded())
+    (skipped,) = sim.named("plan_skipped")
+    assert skipped.fields["reason"] == f"spare rows stay empty: rank {rank} failed in load"
+    assert all(engine.session.placement.spares() == {r: {} for r in range(4)} for engine in sim.ranks)
+    sim.rollout(Script(STAIRS, (4, 2, 1), predicted=PREDICTED))
     assert [e.fields["moved_rows"] for e in sim.named("rehearsal") if e.rank == 0] == [16, 16]
 
 

