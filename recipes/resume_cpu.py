@@ -7,11 +7,13 @@
     finish           resumed, runs to the end
     check            history, plans and trained steps must equal the reference's
 
-Each stage is one start of verl; without arguments all run in this order.
+Each stage is one start of verl; without arguments all run in this order. A kill hits the trainer (verl's task runner)
+and the workers that write a checkpoint's shards in one go, the driver right after.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,7 +34,7 @@ from flexfloor.history import read_lengths
 from flexfloor.plan import EpochPlan
 
 STAGES = ("reference", "generating", "between", "checkpointing", "finish", "check")
-PROMPTS, STEPS = 16, 4
+PROMPTS, STEPS, RANKS = 16, 4, 4
 DEADLINE_S = 540.0
 
 
@@ -66,29 +68,72 @@ def run(stage: str, out: Path) -> None:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=train_cpu.environment(folder), start_new_session=True
         )
-        moment = MOMENTS.get(stage)
+        moment, victims = MOMENTS.get(stage), Victims(process.pid)
         while process.poll() is None and time.monotonic() - began < DEADLINE_S:
             if moment is not None and moment(folder):
-                kill(process.pid)
-                print(f"{stage}: killed after {time.monotonic() - began:.0f} s, latest checkpoint {latest(folder)}")
+                killed = victims.kill()
+                print(f"{stage}: killed {killed} after {time.monotonic() - began:.0f} s; {left_behind(folder)}")
+                if latest(folder) != LATEST[stage]:
+                    raise SystemExit(f"{stage}: the kill came too late, checkpoint {latest(folder)} is complete")
                 return
-            time.sleep(0.02)
+            victims.look()
+            time.sleep(0.01)
     if process.poll() is None or process.returncode or moment is not None:
         tail = "\n".join((folder / f"log-{stage}.txt").read_text(errors="replace").splitlines()[-15:])
         if process.poll() is None:
-            kill(process.pid)
+            victims.kill()
         raise SystemExit(f"{stage}: exit code {process.returncode}, the moment to kill it never came\n{tail}")
     print(f"{stage}: finished after {time.monotonic() - began:.0f} s")
 
 
-def kill(pid: int) -> None:
-    """SIGKILL to the driver; its engines, trainers and Ray must be gone soon after."""
-    root = psutil.Process(pid)
-    below = root.children(recursive=True)
-    root.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(below, timeout=60)
-    if alive:
-        raise SystemExit(f"{len(alive)} processes outlived the driver: {[p.name() for p in alive][:5]}")
+class Victims:
+    """The processes of a run that a kill hits: found ahead, because the moment to kill them is short.
+
+    Args:
+        pid: the driver.
+    """
+
+    TITLES = ("ray::FlexFloorTaskRunner", "ray::WorkerDict")
+    """The trainer, and the workers that write shards (process titles set by Ray)."""
+
+    def __init__(self, pid: int) -> None:
+        self._driver = psutil.Process(pid)
+        self._found: dict[int, str] = {}
+        self._looked = 0.0
+
+    def look(self) -> None:
+        """Looks for them every other second, until all are found."""
+        if time.monotonic() - self._looked < 2 or len(self._found) == 1 + RANKS:
+            return
+        for process in self._driver.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                if title.startswith(self.TITLES):
+                    self._found[process.pid] = title.split("::")[1].split(".")[0].split("(")[0]
+        self._looked = time.monotonic()
+
+    def kill(self) -> str:
+        """SIGKILL to all of them, then to the driver; every process of the run must be gone soon after."""
+        order = sorted(self._found, key=lambda pid: self._found[pid] != "FlexFloorTaskRunner")
+        for pid in order:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        below = self._driver.children(recursive=True)
+        self._driver.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(below, timeout=60)
+        if alive:
+            raise SystemExit(f"{len(alive)} processes outlived the driver: {[p.name() for p in alive][:5]}")
+        counted = Counter(self._found[pid] for pid in order)
+        if not counted["FlexFloorTaskRunner"]:
+            raise SystemExit("the trainer's process was not found, only the driver was killed")
+        return " and ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+
+
+def left_behind(folder: Path) -> str:
+    """What the checkpoints look like after a kill."""
+    newest = max((int(p.name.rsplit("_", 1)[1]) for p in folder.glob("global_step_*")), default=0)
+    files = sum(path.is_file() for path in (folder / f"global_step_{newest}").rglob("*"))
+    return f"newest checkpoint {newest} with {files} files, to resume from {latest(folder)}"
 
 
 def latest(folder: Path) -> int:
@@ -117,8 +162,13 @@ def _ended(folder: Path) -> tuple[int, int] | None:
     return (ends[-1]["epoch"], ends[-1]["step"]) if ends else None
 
 
+LATEST = {"generating": 1, "between": 2, "checkpointing": 2}
+"""The checkpoint that each killed stage leaves to resume from."""
+
+
 def _checkpointing(folder: Path) -> bool:
-    return latest(folder) == 2 and (folder / "global_step_3").exists()
+    """Shards are there, the note that makes them the latest checkpoint is not."""
+    return latest(folder) == 2 and next((folder / "global_step_3" / "actor").glob("*.pt"), None) is not None
 
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
