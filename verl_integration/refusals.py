@@ -72,6 +72,11 @@ def unfitting(config: Any, section: FlexFloorConfig) -> list[tuple[bool, str, st
             f"raise it to {load}",
         ),
         (
+            section.residency == "planned" and not set(section.floors.planned) & set(section.capacity),
+            "flexfloor.residency is planned, but no floor of flexfloor.floors.planned has a measured capacity",
+            "name floors.planned and, for each, kv.capacity.planned; or leave residency out (natural)",
+        ),
+        (
             data.get("gen_batch_size", None) not in (None, section.step_prompts),
             "data.gen_batch_size differs from data.train_batch_size",
             "leave it out: a step is planned whole",

@@ -82,6 +82,7 @@ def test_a_wrong_section_is_refused_with_field_and_remedy(override, field, text,
         ("+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_eplb=true", "switch it off"),
         ("actor_rollout_ref.rollout.agent.agent_loop_manager_class=a.b.C", "FlexFloor brings the manager"),
         ("flexfloor.floors.natural=[3,4]", "3"),
+        ("flexfloor.residency=planned", "name floors.planned and, for each, kv.capacity.planned"),
     ],
 )
 def test_what_flexfloor_does_not_run_in_is_refused_with_the_remedy(override, text, tmp_path):

@@ -105,6 +105,8 @@ def test_the_full_world_stands_before_the_update_and_every_rank_gets_the_weights
     ends = [e.t for e in events if e.event == "rollout_end"]
     loads = [e for e in events if e.event == "weights_loaded"]
     assert Counter((e.rank, e.fields["version"]) for e in loads) == {(r, v): 1 for r in range(4) for v in (0, 1, 2)}
+    for load in loads:  # 4 experts a rank, room for 16; nothing old or new is left in the spare rows
+        assert load.fields["rows"] == [load.fields["version"]] * 4 + [-1] * 12
     for version, end in zip((1, 2), ends, strict=True):
         assert min(e.t for e in loads if e.fields["version"] == version) > end
 
