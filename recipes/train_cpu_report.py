@@ -103,13 +103,24 @@ def _gap(_: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     ours = [row["gap"] for row in arms.get("train", [])]
     if not stock or not ours:
         return None
-    between = [abs(a["gap"] - b["gap"]) for a, b in zip(arms.get("stock-a", []), arms.get("stock-b", []), strict=False)]
+    pairs = list(zip(arms.get("stock-a", []), arms.get("stock-b", []), strict=False))
+    away = [min(abs(gap - one["gap"]) for one in pair) for gap, pair in zip(ours, pairs, strict=False)]
+    on, off = ([row["gap"] for row in arms.get(name, [])] for name in ("on", "off"))
     return {
-        "passed": sum(ours) / len(ours) <= max(stock) and sum(gap > max(stock) for gap in ours) <= len(ours) // 4,
-        "ours": [min(ours), sum(ours) / len(ours), max(ours)],
-        "stock": [min(stock), sum(stock) / len(stock), max(stock)],
-        "steps_above_stock": sum(gap > max(stock) for gap in ours),
-        "largest_difference_of_two_stock_runs": max(between, default=None),
+        "passed": max(ours) <= max(stock) and on == off,
+        "least_mean_most": {
+            name: [min(gaps), sum(gaps) / len(gaps), max(gaps)]
+            for name in ("train", "stock-a", "stock-b")
+            if (gaps := [row["gap"] for row in arms.get(name, [])])
+        },
+        "least_correlation": {
+            name: min(row["pearson"] for row in arms[name]) for name in ("train", "stock-a", "stock-b") if name in arms
+        },
+        "largest_difference_of_two_stock_runs_in_a_step": max(
+            (abs(a["gap"] - b["gap"]) for a, b in pairs), default=None
+        ),
+        "largest_distance_of_train_from_the_nearer_stock_run_in_a_step": max(away, default=None),
+        "same_gaps_with_shrinking_and_without": on == off if on and off else None,
     }
 
 
@@ -139,6 +150,7 @@ def _agreement(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     itself, ours = agreement(stock[0], moved[0]), [agreement(stock[0], one) for one in flex]
     return {
         "passed": min(ours) >= itself,
+        "responses": sum(len(own) for own in stock[0].values()),
         "stock_with_itself_under_another_placement": itself,
         "flexfloor_with_stock_by_epoch": ours,
         "prompts": len(stock[0]),
