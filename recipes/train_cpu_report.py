@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flexfloor.driver.identity import compare_runs
+from flexfloor.engine.row_versions import NOTHING
 from flexfloor.events import Event, read_events
 from flexfloor.history import read_lengths
 
@@ -62,9 +63,12 @@ def _train(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
     epochs = sorted({epoch for epoch, _ in sizes})
     whole = all(len({n for e, n in sizes if e == epoch}) == 1 for epoch in epochs)
     learned = rewards[-1] - rewards[0]
+    loads = [event.fields for event in log if event.event == "weights_loaded"]
+    stale = sum(row not in (load["version"], NOTHING) for load in loads for row in load["rows"])
     return {
         "passed": whole
         and not late
+        and not stale
         and shrunk[0] == 0
         and all(shrunk[epoch] > 0 for epoch in epochs[1:])
         and learned > 0,
@@ -73,7 +77,8 @@ def _train(out: Path, arms: dict[str, Any]) -> dict[str, Any] | None:
         "transitions_by_epoch": {str(epoch): shrunk[epoch] for epoch in epochs},
         "restores_after_the_rollout": late,
         "reward_by_epoch": rewards,
-        "weights_versions": sorted({e.fields.get("version") for e in log if e.event == "weights_loaded"}),
+        "weights_versions": sorted({load["version"] for load in loads}),
+        "rows_with_older_weights_after_a_sync": stale,
     }
 
 
