@@ -9,6 +9,9 @@ import numpy as np
 
 from flexfloor.planner.demand import IntArray
 
+_NEVER = 1 << 60
+"""More padded rows than any trace has."""
+
 
 def choose_buckets(trace: Mapping[int, int], largest: int, limit: int) -> tuple[int, ...]:
     """Capture sizes that minimise the total of padded rows, exactly (dynamic programme over sizes and buckets).
@@ -31,14 +34,14 @@ def choose_buckets(trace: Mapping[int, int], largest: int, limit: int) -> tuple[
     count = len(sizes)
     best = [np.concatenate([[0], grid * steps[1:] - rows[1:]])]
     choice = [np.zeros(count + 1, dtype=np.int64)]
+    # padded[end - 1, start]: rows padded when sizes start .. end - 1 of the trace run at size end - 1
+    padded = grid[:, None] * (steps[1:, None] - steps[:-1]) - (rows[1:, None] - rows[:-1])
+    padded[np.triu_indices(count, 1)] = _NEVER
     for _ in range(min(limit, count) - 1):
-        costs, starts = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
-        for end in range(1, count + 1):
-            padded = best[-1][:end] + grid[end - 1] * (steps[end] - steps[:end]) - (rows[end] - rows[:end])
-            starts[end] = padded.argmin()
-            costs[end] = padded[starts[end]]
-        best.append(costs)
-        choice.append(starts)
+        totals = best[-1][:-1] + padded
+        starts = totals.argmin(axis=1)
+        choice.append(np.concatenate([[0], starts]))
+        best.append(np.concatenate([[0], totals[np.arange(count), starts]]))
     used = min(range(len(best)), key=lambda level: (int(best[level][count]), level))
     chosen, end = [], count
     for level in range(used, -1, -1):

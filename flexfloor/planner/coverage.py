@@ -55,6 +55,8 @@ class PairCover:
         mine, theirs = self._partner[side], self._partner[1 - side]
         reachable = self._active if side == 0 else self._active | (1 << start)
         free = self._free[1 - side]
+        if not reachable & free:
+            return False
         reached_from: dict[int, int] = {}
         stack = [start]
         while stack:

@@ -10,17 +10,17 @@ relaxation is nearly always tight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
 from flexfloor.config import SolverConfig
 from flexfloor.planner.admission import column_needs, column_peaks
 from flexfloor.planner.demand import Demand, IntArray
-from flexfloor.planner.solver import WHOLE, LinearProgram, Status, Terms
+from flexfloor.planner.solver import WHOLE, LinearProgram, Status, are_whole
 
 _MANY, _FEW = 5000, 800
 """Candidates from which on a solve in whole numbers begins with few (at most half), and how many these are."""
@@ -139,13 +139,16 @@ class Placement:
         status: of the solve.
         chosen: indices of the chosen candidates; empty without a solution.
         cost: their cost in thousandths.
-        reduced: lower bounds of the cost increase, in thousandths, when a candidate is forced in; None if unknown.
+        relaxed: reduced costs of the candidates in the relaxation, in thousandths: any placement costs at least
+            ``cost - distance`` and the sum of its candidates' reduced costs. None if unknown.
+        distance: what this placement costs above the relaxation, thousandths.
     """
 
     status: Status
     chosen: tuple[int, ...] = ()
     cost: int = 0
-    reduced: NDArray[np.float64] | None = None
+    relaxed: NDArray[np.float64] | None = None
+    distance: float = 0.0
 
     @property
     def found(self) -> bool:
@@ -169,6 +172,8 @@ class PairModel:
     ) -> None:
         self._demand, self._columns, self._weights, self._solver = demand, columns, weights, solver
         self._alone = 2 * world_size - len(demand)
+        self._first = np.array([group[0] for group in columns.groups], dtype=np.int64)
+        self._paired = self._first != columns.last
 
     def solve(
         self,
@@ -189,88 +194,63 @@ class PairModel:
             any_cost: settle for any placement.
         """
         count = len(self._demand)
-        indices = list(range(len(self._columns.groups))) if allowed is None else list(allowed)
+        indices = np.arange(len(self._first)) if allowed is None else np.asarray(allowed, dtype=np.int64)
+        first, last, pairs = self._first[indices], self._columns.last[indices], self._paired[indices]
         loose = () if self._columns.complete else (_PARTIAL_GAP, _PARTIAL_SECONDS)
-        program = LinearProgram(self._solver, *loose)
-        opens = [program.variable(0, 1, integer=True) for _ in range(count)]
-        single = {self._columns.groups[k][0] for k in indices if len(self._columns.groups[k]) == 1}
-        alone = [program.variable(0, int(k in single), integer=True) for k in range(count)] if self._alone else []
-        spans = [program.variable((k + 1) % 2 if not alone else 0, None) for k in range(count - 1)]
-        must = set(forced)
-        taken = [program.variable(int(k in must), 1) for k in indices]
-        opening: list[Terms] = [[(opens[k], -1)] for k in range(count)]
-        closing: list[Terms] = [[(opens[k], 1)] for k in range(count)]
-        for k, variable in zip(indices, taken, strict=True):
-            group = self._columns.groups[k]
-            closing[group[-1]].append((variable, 1))
-            if len(group) == 2:
-                opening[group[0]].append((variable, 1))
-            else:
-                program.row([(variable, 1), (alone[group[0]], -1)], "=", 0)
-        for k in range(count):
-            program.row(opening[k], "=", 0)
-            program.row(closing[k], "=", 1)
-            around = [(spans[k], 1.0)] if k < count - 1 else []
-            around += [(spans[k - 1], -1.0)] if k else []
-            around += [(alone[k], -1.0)] if alone else []
-            program.row([*around, (opens[k], -2)], "=", -1)
-        if alone:
-            program.row([(v, 1) for v in alone], "=", self._alone)
+        program = LinearProgram(self._solver, *loose, presolve=not self._columns.complete)
+        every = np.arange(count)
+        opens = program.variables(count, 0, 1, integer=True)
+        around = [(every, opens, -2.0)]
+        least = (every[:-1] + 1) % 2
+        if self._alone:
+            alone = program.variables(count, 0, np.isin(every, first[~pairs]), integer=True)
+            around.append((every, alone, -1.0))
+            least = 0 * least
+        spans = program.variables(count - 1, least, math.inf)
+        around += [(every[:-1], spans, 1.0), (every[1:], spans, -1.0)]
+        taken = program.variables(len(indices), np.isin(indices, forced), 1)
+        program.rows([(every, opens, -1.0), (first[pairs], taken[pairs], 1.0)], "=", 0, count)
+        program.rows([(every, opens, 1.0), (last, taken, 1.0)], "=", 1, count)
+        program.rows(around, "=", -1, count)
+        if self._alone:
+            single = taken[~pairs]
+            own = np.arange(len(single))
+            program.rows([(own, single, 1.0), (own, alone[first[~pairs]], -1.0)], "=", 0, len(single))
+            program.rows([(0, alone, 1.0)], "=", self._alone)
         for quota in quotas:
             reached = int(np.searchsorted(self._demand.completions, quota.time, side="right"))
             if reached < quota.groups:
                 return Placement("infeasible")
             if reached < count:
-                program.row([(opens[k], 1) for k in range(reached)], "<=", reached - quota.groups)
+                program.rows([(0, opens[:reached], 1.0)], "<=", reached - quota.groups)
         if avoided:
-            again = set(avoided)
-            kept = [(v, 1.0) for k, v in zip(indices, taken, strict=True) if k in again]
-            program.row(kept, "<=", len(again) - 2)
+            program.rows([(0, taken[np.isin(indices, avoided)], 1.0)], "<=", len(set(avoided)) - 2)
         if not any_cost:
-            program.minimise(self._objective(indices, taken, opens, spans))
+            weights, demand = self._weights, self._demand
+            program.minimise(taken, self._columns.peaks[indices] * float(weights.peak))
+            program.minimise(spans, np.diff(demand.tails) * (weights.gap / 1e6))
+            program.minimise(opens, -demand.completions * (weights.completion / 1e6))
         return self._answer(program, indices, taken, any_cost=any_cost)
 
-    def _objective(
-        self,
-        indices: list[int],
-        taken: list[pulp.LpVariable],
-        opens: list[pulp.LpVariable],
-        spans: list[pulp.LpVariable],
-    ) -> Terms:
-        weights, demand = self._weights, self._demand
-        terms: Terms = []
-        if weights.peak:
-            peaks = self._columns.peaks[indices].astype(np.float64) * weights.peak
-            terms += list(zip(taken, peaks.tolist(), strict=True))
-        steps = np.diff(demand.tails) * (weights.gap / 1e6)
-        terms += [(v, float(step)) for v, step in zip(spans, steps, strict=True) if step]
-        ends = demand.completions * (weights.completion / 1e6)
-        return terms + [(v, -float(end)) for v, end in zip(opens, ends, strict=True) if end]
-
-    def _answer(
-        self, program: LinearProgram, indices: list[int], taken: list[pulp.LpVariable], *, any_cost: bool
-    ) -> Placement:
+    def _answer(self, program: LinearProgram, indices: IntArray, taken: IntArray, *, any_cost: bool) -> Placement:
         status = program.solve(whole=False)
         if status != "optimal":
             return Placement("infeasible" if status == "infeasible" else "limit")
-        duals = np.array([v.dj or 0.0 for v in taken])
-        bound = program.objective
-        if not (program.is_whole() and _are_whole(taken)):
+        duals, bound = program.duals[taken], program.objective
+        if not (program.is_whole() and are_whole(program.values[taken])):
             status = _solve_whole(program, taken, duals, bound)
             if status in ("infeasible", "limit"):
                 return Placement(status)
-        slack = program.objective - bound
-        chosen = tuple(k for k, v in zip(indices, taken, strict=True) if v.varValue > 0.5)
+        chosen = tuple(indices[program.values[taken] > 0.5].tolist())
+        cost = int(self._columns.costs[list(chosen)].sum())
         if any_cost:
-            return Placement(status, chosen, int(self._columns.costs[list(chosen)].sum()))
-        reduced = np.full(len(self._columns.groups), np.inf)
-        reduced[indices] = np.maximum(duals - slack, 0.0) * 1000
-        return Placement(status, chosen, int(self._columns.costs[list(chosen)].sum()), reduced)
+            return Placement(status, chosen, cost)
+        relaxed = np.full(len(self._first), np.inf)
+        relaxed[indices] = np.maximum(duals, 0.0) * 1000
+        return Placement(status, chosen, cost, relaxed, max(0.0, program.objective - bound) * 1000)
 
 
-def _solve_whole(
-    program: LinearProgram, taken: list[pulp.LpVariable], duals: NDArray[np.float64], bound: float
-) -> Status:
+def _solve_whole(program: LinearProgram, taken: IntArray, duals: NDArray[np.float64], bound: float) -> Status:
     """Whole numbers after the relaxation, first with few candidates.
 
     A candidate costs at least the relaxation's ``bound`` and its reduced cost. So once a placement is known, candidates
@@ -278,22 +258,17 @@ def _solve_whole(
     """
     for few in (min(_FEW, len(taken) // 2), len(taken) // 2) if len(taken) > _MANY else ():
         tried = float(np.partition(duals, few)[few])
-        _close(taken, duals > tried)
+        _close(program, taken, duals > tried)
         status = program.solve(whole=True)
         if status == "optimal":
             distance = program.objective - bound + WHOLE * abs(bound)
             if distance <= tried:
                 return status
-            _close(taken, duals > distance)
+            _close(program, taken, duals > distance)
             return program.solve(whole=True)
-    _close(taken, duals > np.inf)
+    _close(program, taken, duals > np.inf)
     return program.solve(whole=True)
 
 
-def _close(taken: list[pulp.LpVariable], closed: NDArray[np.bool_]) -> None:
-    for variable, shut in zip(taken, closed.tolist(), strict=True):
-        variable.upBound = 0 if shut and variable.lowBound < 1 else 1
-
-
-def _are_whole(variables: Iterable[pulp.LpVariable]) -> bool:
-    return all(min(v.varValue % 1, -v.varValue % 1) < WHOLE for v in variables)
+def _close(program: LinearProgram, taken: IntArray, shut: NDArray[np.bool_]) -> None:
+    program.limit(taken, ~shut)

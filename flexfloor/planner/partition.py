@@ -49,41 +49,33 @@ class PartitionModel:
         any_cost: bool = False,
     ) -> Placement:
         """The cheapest placement that meets all quotas; arguments as in `PairModel.solve`."""
-        indices = list(range(len(self._columns.groups))) if allowed is None else list(allowed)
-        must = set(forced)
+        groups = self._columns.groups
+        indices = np.arange(len(groups)) if allowed is None else np.asarray(allowed, dtype=np.int64)
         program = LinearProgram(self._solver)
-        taken = [program.variable(int(k in must), 1, integer=True) for k in indices]
-        covering: list[list[int]] = [[] for _ in range(len(self._demand))]
-        for position, k in enumerate(indices):
-            for member in self._columns.groups[k]:
-                covering[member].append(position)
-        for positions in covering:
-            program.row([(taken[p], 1) for p in positions], "=", 1)
-        program.row([(variable, 1) for variable in taken], "=", self._world_size)
+        taken = program.variables(len(indices), np.isin(indices, forced), 1, integer=True)
+        members = np.array([member for k in indices for member in groups[k]], dtype=np.int64)
+        owners = np.repeat(taken, [len(groups[k]) for k in indices])
+        program.rows([(members, owners, 1.0)], "=", 1, len(self._demand))
+        program.rows([(0, taken, 1.0)], "=", self._world_size)
         ends = self._demand.completions[self._columns.last[indices]]
         for quota in quotas:
-            early = np.flatnonzero(ends <= quota.time).tolist()
-            program.row([(taken[p], 1) for p in early], ">=", quota.groups)
+            program.rows([(0, taken[ends <= quota.time], 1.0)], ">=", quota.groups)
         if avoided:
-            again = set(avoided)
-            kept = [(v, 1.0) for k, v in zip(indices, taken, strict=True) if k in again]
-            program.row(kept, "<=", len(again) - 2)
+            program.rows([(0, taken[np.isin(indices, avoided)], 1.0)], "<=", len(set(avoided)) - 2)
         if not any_cost:
-            costs = self._columns.costs[indices] / 1000
-            program.minimise([(v, float(cost)) for v, cost in zip(taken, costs, strict=True)])
+            program.minimise(taken, self._columns.costs[indices] / 1000)
         status = program.solve(whole=False)
         if status != "optimal":
             return Placement("infeasible" if status == "infeasible" else "limit")
-        duals = np.array([v.dj or 0.0 for v in taken])
-        bound = program.objective
+        duals, bound = program.duals[taken], program.objective
         if not program.is_whole():
             status = program.solve(whole=True)
             if status in ("infeasible", "limit"):
                 return Placement(status)
-        chosen = tuple(k for k, v in zip(indices, taken, strict=True) if v.varValue > 0.5)
+        chosen = tuple(indices[program.values[taken] > 0.5].tolist())
         cost = int(self._columns.costs[list(chosen)].sum())
         if any_cost:
             return Placement(status, chosen, cost)
-        reduced = np.full(len(self._columns.groups), np.inf)
-        reduced[indices] = np.maximum(duals - (program.objective - bound), 0.0) * 1000
-        return Placement(status, chosen, cost, reduced)
+        relaxed = np.full(len(groups), np.inf)
+        relaxed[indices] = np.maximum(duals, 0.0) * 1000
+        return Placement(status, chosen, cost, relaxed, max(0.0, program.objective - bound) * 1000)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flexfloor.planner.demand import Demand
 from flexfloor.planner.matching import Columns, Group, Placement, Quota
@@ -16,8 +17,8 @@ from flexfloor.planner.matching import Columns, Group, Placement, Quota
 _NOISE = 400.0
 """A reduced cost below this, in thousandths of the cost unit, may be zero up to rounding."""
 
-_SEARCH = 4000
-"""Most partial placements looked at in one component."""
+_SEARCH, _FAR_SEARCH = 4000, 500
+"""Most partial placements looked at in one component, and where the relaxation is not tight, which rarely succeeds."""
 
 
 class ExactModel(Protocol):
@@ -58,14 +59,15 @@ def break_ties(
         best: an optimal placement.
         solves: most solves spent; beyond them only exchanges between two groups are tried.
     """
-    tight = np.arange(len(columns.groups)) if best.reduced is None else np.flatnonzero(best.reduced <= _NOISE)
+    surplus = np.zeros(len(columns.groups)) if best.relaxed is None else best.relaxed
+    tight = np.flatnonzero(surplus <= best.distance + _NOISE)
     allowed = sorted({*tight.tolist(), *best.chosen})
     chosen = list(best.chosen)
     if all(len(columns.groups[k]) == 2 for k in allowed):
         components = _components(columns, allowed, chosen)
         settled = True
         for component in components:
-            found = _smallest_in(demand, columns, quotas, chosen, component)
+            found = _smallest_in(demand, columns, quotas, chosen, component, surplus, best.distance + 2 * _NOISE)
             settled = settled and found is not None
             chosen = found if found is not None else chosen
         if settled:
@@ -87,6 +89,8 @@ def _components(columns: Columns, tight: Sequence[int], chosen: Sequence[int]) -
     for first, second in (columns.groups[k] for k in chosen):
         partner[first], partner[second] = second, first
     others = [k for k in tight if partner[columns.groups[k][0]] != columns.groups[k][1]]
+    if not others:
+        return []
     reach = {member: 1 << member for member in partner}
     for a, c in (columns.groups[k] for k in others):
         reach[a] |= 1 << partner[c]
@@ -106,6 +110,8 @@ def _components(columns: Columns, tight: Sequence[int], chosen: Sequence[int]) -
         labels = {label[m] for m in columns.groups[k]}
         target = min(labels)
         merged.setdefault(target, set()).add(k)
+        if len(labels) == 1:
+            continue
         for member in partner:
             if label[member] in labels:
                 label[member] = target
@@ -118,9 +124,18 @@ def _components(columns: Columns, tight: Sequence[int], chosen: Sequence[int]) -
 
 
 def _smallest_in(
-    demand: Demand, columns: Columns, quotas: Sequence[Quota], chosen: Sequence[int], component: Sequence[int]
+    demand: Demand,
+    columns: Columns,
+    quotas: Sequence[Quota],
+    chosen: Sequence[int],
+    component: Sequence[int],
+    surplus: NDArray[np.float64],
+    distance: float,
 ) -> list[int] | None:
-    """The placement with one component replaced by its smallest pairs of equal cost; None where that is too much."""
+    """The placement with one component replaced by its smallest pairs of equal cost; None where that is too much.
+
+    The reduced costs ``surplus`` of a placement's pairs add up to ``distance`` at most, or it costs more.
+    """
     inside = set(component)
     rest = [k for k in chosen if k not in inside]
     here = [k for k in chosen if k in inside]
@@ -128,34 +143,36 @@ def _smallest_in(
     members = {member for k in component for member in columns.groups[k]}
     order = sorted(members, key=lambda member: (int(demand.lexical[member]), member))
     place = {member: at for at, member in enumerate(order)}
-    options: list[list[tuple[int, int, int]]] = [[] for _ in order]  # (place of the mate, cost, candidate)
+    # (place of the mate, cost, reduced cost, candidate)
+    options: list[list[tuple[int, int, float, int]]] = [[] for _ in order]
     for k in component:
         first, second = (place[member] for member in columns.groups[k])
-        options[first].append((second, int(columns.costs[k]), k))
-        options[second].append((first, int(columns.costs[k]), k))
+        options[first].append((second, int(columns.costs[k]), float(surplus[k]), k))
+        options[second].append((first, int(columns.costs[k]), float(surplus[k]), k))
     for row in options:
         row.sort(key=lambda option: option[0])
-    cheapest = [min(price for _, price, _ in row) for row in options]
-    steps = 0
+    cheapest = [min(price for _, price, _, _ in row) for row in options]
+    steps, most = 0, _SEARCH if distance < 4 * _NOISE else _FAR_SEARCH
 
-    def search(free: int, left: int, floor: int, picked: list[int]) -> list[int] | None:
-        """``floor``: twice what pairs of the free prompts, a bit each, cost at least."""
+    def search(free: int, left: int, floor: int, room: float, picked: list[int]) -> list[int] | None:
+        """``floor``: twice what pairs of the free prompts, a bit each, cost at least; ``room``: surplus left."""
         nonlocal steps
         steps += 1
         if not free:
             groups = [columns.groups[k] for k in (*rest, *picked)]
             return picked if left == 0 and meets(demand, groups, quotas) else None
         lead = (free & -free).bit_length() - 1
-        for mate, price, k in options[lead]:
+        for mate, price, extra, k in options[lead]:
             below = floor - cheapest[lead] - cheapest[mate]
-            if not free >> mate & 1 or 2 * (left - price) < below:
+            if not free >> mate & 1 or extra > room or 2 * (left - price) < below:
                 continue
-            found = search(free & ~(1 << lead | 1 << mate), left - price, below, [*picked, k])
-            if found is not None or steps > _SEARCH:
+            found = search(free & ~(1 << lead | 1 << mate), left - price, below, room - extra, [*picked, k])
+            if found is not None or steps > most:
                 return found
         return None
 
-    found = search((1 << len(order)) - 1, cost, sum(cheapest), [])
+    room = distance - float(surplus[rest].sum())
+    found = search((1 << len(order)) - 1, cost, sum(cheapest), room, [])
     return None if found is None else [*rest, *found]
 
 
