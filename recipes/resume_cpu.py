@@ -5,7 +5,7 @@
     between          resumed from checkpoint 1, killed after the rollout of step 3 and before its update ends
     checkpointing    resumed from checkpoint 2, killed while checkpoint 3 is written
     finish           resumed, runs to the end
-    check            history, plans and trained steps must equal the reference's
+    check            history, plans, trained steps and responses must equal the reference's
 
 Each stage is one start of verl; without arguments all run in this order. A kill hits the trainer (verl's task runner)
 and the workers that write a checkpoint's shards in one go, the driver right after.
@@ -49,7 +49,7 @@ def main(
             raise typer.BadParameter(f"unknown stage {stage!r}; known: {', '.join(STAGES)}")
         if stage == "check":
             failures = check(reference or out / "reference", out / "killed")
-            print("\n".join(failures) or "resume: history, plans and trained steps equal the reference's")
+            print("\n".join(failures) or "resume: history, plans, trained steps and responses equal the reference's")
             if failures:
                 raise typer.Exit(1)
         else:
@@ -196,9 +196,18 @@ def check(reference: Path, killed: Path) -> list[str]:
         ]
         if plans[0].steps != plans[1].steps:
             failures.append(f"the plan of epoch {epoch} differs")
+    failures += [
+        f"the responses of step {n} differ" for n in range(1, STEPS + 1) if _said(killed, n) != _said(reference, n)
+    ]
     if latest(killed) != STEPS:
         failures.append(f"{killed.name} ended at checkpoint {latest(killed)}, not {STEPS}")
     return failures
+
+
+def _said(folder: Path, step: int) -> list[str]:
+    """Prompts and responses of a step, in no particular order."""
+    lines = (folder / "rollouts" / f"{step}.jsonl").read_text(encoding="utf-8").splitlines()
+    return sorted(json.dumps([row["input"], row["output"]]) for row in map(json.loads, lines))
 
 
 if __name__ == "__main__":
