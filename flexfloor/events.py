@@ -84,7 +84,7 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
     "rollout_end": EventSpec(
         {"response_tokens": "count", "world_size": "count"}, {"responses": "count", "cap_hits": "cap_hits"}
     ),
-    "plan_installed": EventSpec({"ladder": "counts"}, {"expected": "expected"}),
+    "plan_installed": EventSpec({"ladder": "counts"}, {"expected": "expected", "kv_tokens": "count", "rows": "count"}),
     "generation_end": EventSpec(),
     "local_complete": EventSpec(),
     # One a transition and replica, with PARTS in seconds. Where several ranks state the same commit, the ledger takes

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu.serving import server_spec
+from gpu.serving import four_ranks, server_spec
 from gpu.shapes import SHAPES, write_config, write_weights
 from unplanned import submit_all
 
@@ -37,6 +37,7 @@ from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.events import read_events
 
+__all__ = ["SHAPES", "Arm", "Bench", "Load", "four_ranks", "server_spec", "write_weights"]
 PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
 
 
@@ -101,6 +102,8 @@ class Arm:
                 }
                 for start, e in zip(self.named("sleep_start"), self.named("sleep_end"), strict=False)
             ],
+            "rehearsals": [{k: e.get(k) for k in ("moved_rows", "captured")} for e in self.named("rehearsal")],
+            "room": {e["rank"]: [e["rows"], e["kv_tokens"]] for e in self.named("plan_installed")},
             "faults": [e for e in self.events if e["event"] in ("fault", "plan_skipped")],
         }
         if reference is not None:
@@ -184,20 +187,21 @@ class Bench:
         timer.daemon = True
         timer.start()
 
-    def arm(self, name: str, load: Load, ladder: tuple[int, ...], end: str = "full") -> Arm:
-        """Run one rollout, keep and print its record."""
+    def arm(self, name: str, load: Load, ladder: tuple[int, ...], end: str = "full", **more: Any) -> Arm:
+        """Run one rollout, keep and print its record; ``more`` are further fields of its `StepOrder`."""
         events = self._folder / f"arm-{self._count}"
         order = StepOrder(
             digest=hashlib.sha256(f"{self._count}{ladder}".encode()).hexdigest(),
             epoch=0,
             step=self._count,
             ladder=ladder,
-            rank_order=(0, 1),
+            rank_order=tuple(range(ladder[0])),
             requests=load.requests(),
             sampling=Sampling(temperature=load.temperature, ignore_eos=True, logprobs=True),
             run="gpu",
             events_dir=str(events / "events"),
             end=end,
+            **more,
         )
         self._count += 1
         began = time.perf_counter()
@@ -214,9 +218,31 @@ class Bench:
 
     def wake_all(self) -> None:
         """After a topology restore: memory and weights of the sleepers."""
+        engines = self._engines()
+        self.server.wait(engines.call("wake_all", {}, 60.0))
+
+    def sleep_and_reload(self) -> None:
+        """As a trainer does between steps: sleep, weights' memory, weights from disk, KV's memory."""
+        engines = self._engines()
+
+        async def renew() -> None:
+            await engines.llm.sleep(2)
+            await engines.llm.wake_up(["weights"])
+            await engines.llm.collective_rpc("reload_weights")
+            await engines.llm.wake_up(["kv_cache"])
+            await engines.call("loaded", {}, 60.0)
+
+        self.server.wait(renew())
+
+    def status(self) -> list[dict[str, Any]]:
+        """Each rank's status now."""
+        return self.server.wait(self._engines().call("status", {}, 60.0))
+
+    def _engines(self) -> Engines:
         engines = self.server.server._engines
-        if engines is not None:
-            self.server.wait(engines.call("wake_all", {}, 60.0))
+        if engines is None:
+            raise RuntimeError("the server is not started")
+        return engines
 
 
 def arms(bench: Bench, vocabulary: int, cycles: int) -> None:

@@ -14,11 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, capacities, evidence, kv_tokens, save
+from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, capacities, evidence, save
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer, Server
+from flexfloor.driver.room import changes, kv_room
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.errors import InputError
 from flexfloor.plan import EpochPlan
@@ -130,14 +131,17 @@ def _run(
                     server.close()
                 raise
 
-        known = capacities(sizes[:-1], start) if capacity else {}
         server, statuses = start(sizes[-1])
         try:
             found = Campaign(server, statuses, config, model, grid, folder / "events", screen).run()
         finally:
             with undisturbed():
                 server.close()
-    table = {**known, sizes[-1]: kv_tokens(statuses)} if capacity else {}
+        if not capacity:
+            return found
+        table = kv_room(statuses, sizes)
+        if not changes(statuses):
+            table |= capacities(sizes[:-1], start)
     return replace(found, capacity=table)
 
 

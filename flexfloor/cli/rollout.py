@@ -19,6 +19,7 @@ from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer
 from flexfloor.driver.orders import Progress as ServerProgress
 from flexfloor.driver.rollout import RunResult, StepResult, Watcher, bootstrap_plan, run_plan
+from flexfloor.driver.room import kv_room
 from flexfloor.driver.run_dir import RunDirectory
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.errors import InputError
@@ -122,7 +123,7 @@ def _run(
             server = RayServer(spec)
             try:
                 statuses = server.start(screen.moved)
-                kv_tokens = min(status["kv_tokens"] for status in statuses)
+                room = kv_room(statuses, config.admissible_sizes)
                 return run_plan(
                     plan,
                     config,
@@ -131,7 +132,7 @@ def _run(
                     run_dir,
                     shrink=shrink,
                     epoch=epoch,
-                    kv_tokens=kv_tokens,
+                    room=room,
                     watcher=screen,
                 )
             finally:

@@ -25,6 +25,7 @@ from flexfloor.driver.checks import ModelFacts
 from flexfloor.driver.handles import Server
 from flexfloor.driver.orders import Response
 from flexfloor.driver.rollout import logged_step
+from flexfloor.driver.room import kv_tokens
 from flexfloor.errors import InputError
 from flexfloor.events import Event, EventWriter, read_events
 from flexfloor.ledger.windows import StepLog, split_windows
@@ -71,7 +72,7 @@ class Calibrated:
 
 
 def capacities(sizes: tuple[int, ...], start: Started) -> dict[int, int]:
-    """KV tokens a rank when the engines hold the expert rows of each floor; one start a floor."""
+    """KV tokens a rank when the engines hold the expert rows of each floor, where these cannot change: a start each."""
     found: dict[int, int] = {}
     for floor in sorted(sizes, reverse=True):
         server, statuses = start(floor)
@@ -80,11 +81,6 @@ def capacities(sizes: tuple[int, ...], start: Started) -> dict[int, int]:
         finally:
             server.close()
     return found
-
-
-def kv_tokens(statuses: list[dict[str, Any]]) -> int:
-    """Usable KV tokens of the rank that has least."""
-    return min(int(status["kv_tokens"]) for status in statuses)
 
 
 class Campaign:

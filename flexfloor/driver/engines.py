@@ -93,10 +93,11 @@ class Engines:
         """Installs a step on every rank; acknowledgements by rank. A refusal on one rank withdraws it on all."""
         try:
             return await self._gather("install", "flexfloor_install", (json.dumps(values),), timeout_s)
-        except CallFailedError as error:
+        except CallFailedError:
             client = self.llm.engine_core
-            for rank in error.answers:
-                await client._call_utility_async("flexfloor_call", "withdraw", "{}", engine=client.core_engines[rank])
+            taken_back = json.dumps({"digest": values["digest"]})
+            for engine in client.core_engines:
+                await client._call_utility_async("flexfloor_call", "withdraw", taken_back, engine=engine)
             raise
 
     async def _gather(self, name: str, method: str, args: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:

@@ -77,6 +77,7 @@ class StepOrder:
         end: ``full`` or ``topology``, what the restore after generation brings back.
         timed: whether responses say when each of their tokens arrived.
         predicted: survivors that planned residency makes ready beforehand, one set a stage; empty: natural residency.
+        kv_tokens: KV tokens a rank that the plan counts on; None: all that there is room for at the ladder's floor.
     """
 
     digest: str
@@ -93,6 +94,7 @@ class StepOrder:
     end: str = "full"
     timed: bool = False
     predicted: tuple[tuple[int, ...], ...] = ()
+    kv_tokens: int | None = None
 
     @property
     def expected(self) -> list[int]:
@@ -113,6 +115,7 @@ class StepOrder:
             "auto_close": True,
             "end": self.end,
             "predicted": [list(survivors) for survivors in self.predicted],
+            "kv_tokens": self.kv_tokens,
             "seed": self.seed,
             "run": self.run,
             "events_dir": self.events_dir,

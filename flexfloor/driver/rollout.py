@@ -6,7 +6,7 @@ rollout_start --> server.run_step (install .. full world) --> rollout_end --> re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def run_plan(
     shrink: bool = True,
     epoch: int | None = None,
     run_id: str | None = None,
-    kv_tokens: int | None = None,
+    room: Mapping[int, int] | None = None,
     watcher: Watcher | None = None,
 ) -> RunResult:
     """Runs all steps of a plan on a started server.
@@ -110,7 +110,7 @@ def run_plan(
         shrink: False keeps the full world and leaves all else as planned.
         epoch: epoch of responses and seeds; None takes the plan's.
         run_id: run id of the events; None takes the run directory's name.
-        kv_tokens: KV tokens a rank really has, for a note where the plan counted on more.
+        room: KV tokens a rank really has, by floor, for a note where the plan counted on more.
         watcher: learns how the run goes on.
 
     Raises:
@@ -134,7 +134,7 @@ def run_plan(
             watcher.finished(results[-1])
     finally:
         events.close()
-    return RunResult(epoch, tuple(results), run_dir.report(), tuple(_notes(plan, kv_tokens)))
+    return RunResult(epoch, tuple(results), run_dir.report(), tuple(_notes(plan, room or {})))
 
 
 def _order(
@@ -158,6 +158,7 @@ def _order(
         events_dir=str(run_dir.events_dir),
         seed=config.rollout.seed,
         predicted=predicted_survivors(step, ladder, config.leave_order),
+        kv_tokens=step.kv_tokens_per_rank if step.kv_safe else None,
     )
 
 
@@ -202,11 +203,11 @@ def _hits(responses: list[Response]) -> dict[str, int]:
     return {"short": short, "global": sum(response.stopped_by_cap for response in responses) - short}
 
 
-def _notes(plan: EpochPlan, kv_tokens: int | None) -> list[str]:
-    counted = max((step.kv_tokens_per_rank or 0 for step in plan.steps if step.kv_safe), default=0)
-    if kv_tokens is None or counted <= kv_tokens:
-        return []
+def _notes(plan: EpochPlan, room: Mapping[int, int]) -> list[str]:
+    counted = {step.floor: step.kv_tokens_per_rank or 0 for step in plan.steps if step.kv_safe}
     return [
-        f"the plan counts on {counted} KV tokens a rank, the engines have {kv_tokens}: "
+        f"the plan counts on {counted[floor]} KV tokens a rank for floor {floor}, the engines have {room[floor]}: "
         "correct kv.capacity or raise engine.kv_cache_bytes, else requests may be preempted"
+        for floor in sorted(counted, reverse=True)
+        if floor in room and counted[floor] > room[floor]
     ]

@@ -83,6 +83,12 @@ class Placement:
         for move in moves:
             self.copies[move.target].pop(move.target_row, None)
 
+    def trim(self, rows: int) -> None:
+        """Rows from ``rows`` on lost their memory on some rank: no copy there counts."""
+        self.copies = {
+            rank: {row: expert for row, expert in held.items() if row < rows} for rank, held in self.copies.items()
+        }
+
     def forget_spares(self) -> None:
         """New weights were loaded into active rows only: all other copies are stale."""
         self.copies = {rank: dict(rows) for rank, rows in self.active.items()}

@@ -44,6 +44,7 @@ class Session(Seat):
         self._running = False
         self._unrehearsed = False
         self._resident: Rows = {}
+        self._rows = self._fewest_rows = placement.capacity
         super().__init__(size, placement, worker, ballot, deadline_s=deadline_s)
         self._recapture = Recapture(self)
 
@@ -87,11 +88,8 @@ class Session(Seat):
 
     # -- what the driver tells -----------------------------------------------------------
 
-    def install(self, step: Step) -> None:
-        """Accept the plan of the next step; nothing changes where it raises.
-
-        Every rank must have it before a request of the step is sent: an idle engine that joins a wave with the plan
-        is held at the gate from its first iteration.
+    def check(self, step: Step) -> None:
+        """Whether the plan of the next step can be accepted now.
 
         Raises:
             ProtocolError: a step is still open, or ranks are not in the full world.
@@ -103,14 +101,50 @@ class Session(Seat):
             raise ProtocolError("a plan is installed in the full world only: restore and wake it first")
         check_ladder(step.ladder, self.world.size, self.base.experts, self.base.capacity)
         check_predicted(step.predicted, step.ladder)
+
+    def backed(self, rows: int) -> None:
+        """From now on only the first ``rows`` expert rows of this rank have memory (between steps).
+
+        The others learn it when the next step is armed: until then no transition, and so no copy, depends on it.
+        """
+        self._rows = rows
+        self._fewest_rows = min(self._fewest_rows, rows)
+        self._resident = {
+            rank: {row: expert for row, expert in held.items() if row < rows} for rank, held in self._resident.items()
+        }
+
+    def install(self, step: Step, **told: int) -> None:
+        """Accept the plan of the next step; nothing changes where it raises.
+
+        Every rank must have it before a request of the step is sent: an idle engine that joins a wave with the plan
+        is held at the gate from its first iteration.
+
+        Args:
+            step: the step.
+            told: further fields of the event.
+
+        Raises:
+            ProtocolError, RefusedError: see :meth:`check`.
+        """
+        self.check(step)
         self.ballot.enter(Phase.INSTALL)
         self.trajectories.begin(step.expected, closed=step.auto_close)
         self.step = step
         self.ballot.show(Phase.INSTALL)
-        self.ballot.emit("plan_installed", ladder=list(step.ladder), expected=step.expected)
+        self.ballot.emit("plan_installed", ladder=list(step.ladder), expected=step.expected, **told)
 
-    def withdraw(self) -> None:
-        """Take back an installed step that has not begun (another rank refused it)."""
+    def withdraw(self, digest: str | None = None) -> None:
+        """Take back an installed step that has not begun: some rank refused it. Every rank is told, that one too.
+
+        Args:
+            digest: of the step; another one that is open stays. None: whichever is installed.
+
+        Raises:
+            ProtocolError: the step has begun.
+        """
+        self._resident = {}
+        if digest is not None and self.step is not None and self.step.digest != digest:
+            return
         if self.world.armed:
             raise ProtocolError("the step has begun and cannot be withdrawn")
         self.step = None
@@ -184,13 +218,14 @@ class Session(Seat):
             pause=int(local.pause),
             busy=int(local.busy),
             capture=self._recapture.wish(),
+            rows=self._fewest_rows,
             phase=int(Phase.AGREE),
         )
 
     def _decide(self, rows: list[Row]) -> Decision:
         decision = decide(self.world, rows)
         if decision.action is Action.ARM:
-            self._arm()
+            self._arm(min(row.rows for row in rows))
         if self.world.armed:
             self.world.syncs += 1
             if self.world.gate and gate_opens(self.world, rows):
@@ -198,9 +233,11 @@ class Session(Seat):
             decision = decide(self.world, rows)
         return decision
 
-    def _arm(self) -> None:
+    def _arm(self, backed: int) -> None:
         if self.step is None:
             raise ProtocolError("armed without a step")
+        self.placement.trim(backed)
+        self._fewest_rows = self._rows
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
         self._unrehearsed, self._resident = bool(self.step.predicted), {}
         self._recapture.begin()

@@ -34,6 +34,8 @@ class Row(NamedTuple):
     """1 while batches are in flight (a transition waits until none are)."""
     capture: int = 0
     """Decode graph that this member lacks and has had use for during some sync points, 0 for none."""
+    rows: int = 0
+    """Fewest expert rows that had memory on this rank at any time since the last armed step."""
     vote: int = 0
     """Vote on a phase, see :mod:`flexfloor.elastic.ballot`; 0 without one."""
     phase: int = 0

@@ -58,6 +58,7 @@ class BedRank:
         from flexfloor.elastic.faults import FaultPlan
         from flexfloor.elastic.session import Session
         from flexfloor.engine import lifetime
+        from flexfloor.engine.budget import Budget
         from flexfloor.engine.rpc import CoreWorker, exchange_over
         from flexfloor.engine.settings import EXTENSION
         from flexfloor.events import EventWriter
@@ -93,6 +94,7 @@ class BedRank:
         placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
         self.session = Session(settings.world_size, placement, self.worker, ballot, deadline_s=settings.deadline_s)
         self.rank = rank
+        self.budget = Budget(self.engine, self.worker, self.facts)
 
     def wake_all(self) -> dict[str, Any]:
         """See Session.wake_all."""
@@ -119,16 +121,20 @@ class BedRank:
         self.session.ballot.faults = FaultPlan.of(faults, self.rank)
 
     def usage(self) -> dict[str, int]:
-        """Memory (bytes), file descriptors, threads, shared-memory segments of this process."""
+        """Memory (bytes), descriptors, threads, shared-memory segments of this process; rows and KV with memory."""
         import psutil
 
-        process = psutil.Process()
+        process, facts = psutil.Process(), self.worker.call("facts")
         maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
         return {
             "uss": int(process.memory_full_info().uss),
             "fds": process.num_fds(),
             "threads": process.num_threads(),
             "shm": sum("/dev/shm" in line for line in maps),
+            "rows": self.budget.rows,
+            "row_bytes": facts["row_bytes"],
+            "kv_tokens": self.budget.tokens(),
+            "backed_bytes": facts["weight_bytes"] + facts["kv_bytes"],
         }
 
     def run(self, rollout: Rollout) -> RankResult:
@@ -139,6 +145,8 @@ class BedRank:
         early = sum(r.at == 0 for r in mine)
         expected = early if rollout.expected is None else rollout.expected[self.rank]
         self.events.set_step(0, rollout.step)
+        self.budget.make(rollout.ladder[-1], rollout.kv_tokens)
+        self.session.backed(self.budget.rows)
         self.session.install(
             Step(
                 digest=f"{rollout.step + 1:032x}",

@@ -43,6 +43,7 @@ class Rollout:
         end: ``full`` or ``topology``.
         step: number of the step.
         predicted: survivors of each stage that are made ready beforehand.
+        kv_tokens: KV tokens a rank; None: all that there is room for.
     """
 
     requests: tuple[BedRequest, ...]
@@ -52,6 +53,7 @@ class Rollout:
     end: str = "full"
     step: int = 0
     predicted: tuple[tuple[int, ...], ...] = ()
+    kv_tokens: int | None = None
 
 
 @dataclass

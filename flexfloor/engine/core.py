@@ -14,6 +14,7 @@ from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.session import Session
 from flexfloor.elastic.step import Local, Step
 from flexfloor.engine import lifetime
+from flexfloor.engine.budget import Budget
 from flexfloor.engine.rpc import CoreWorker, exchange_over
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.events import EventWriter, event_file
@@ -35,6 +36,7 @@ class ElasticCore:
         self.worker = CoreWorker(engine)
         self.facts: dict[str, Any] = self.worker.call("facts")
         self.events = self._writer(settings.events_dir, settings.run)
+        self._budget = Budget(engine, self.worker, self.facts)
         self._log = (settings.events_dir, settings.run)
         placement = Placement.linear(self.facts["experts"], settings.world_size, self.facts["capacity"])
         exchange = exchange_over(lambda: engine.dp_group, rank, settings.world_size)
@@ -75,8 +77,7 @@ class ElasticCore:
 
     def kv_tokens(self) -> int:
         """Usable KV tokens of this rank."""
-        config = self.engine.vllm_config.cache_config
-        return int((config.num_gpu_blocks or 0) * config.block_size)
+        return self._budget.tokens()
 
     # -- hooks of the engine loop -------------------------------------------------------------
 
@@ -172,16 +173,20 @@ class ElasticCore:
         )
         self._write_to(values.get("events_dir", self._log[0]), values.get("run", self._log[1]))
         self.events.set_step(values["epoch"], values["step"], values.get("seed"))
-        self.session.install(step)
+        self.session.check(step)
+        self._budget.make(step.ladder[-1], values.get("kv_tokens"))
+        self.session.backed(self._budget.rows)
+        self.session.install(step, kv_tokens=self.kv_tokens(), rows=self._budget.rows)
         return json.dumps({**self.session.status(), "digest": step.digest, "kv_tokens": self.kv_tokens()})
 
     def call(self, name: str, text: str) -> str:
         """One of the session's calls by name."""
         session, values = self.session, json.loads(text)
         if name == "status":
-            return json.dumps({**session.status(), "facts": self.facts, "kv_tokens": self.kv_tokens()})
+            told = {"kv_tokens": self.kv_tokens(), "kv_tokens_by_floor": self._budget.tokens_by_floor()}
+            return json.dumps({**session.status(), "facts": self.facts, **told})
         if name == "withdraw":
-            session.withdraw()
+            session.withdraw(values.get("digest"))
         elif name == "close":
             session.trajectories.close()
         elif name == "close_trajectory":

@@ -71,9 +71,7 @@ class Memory:
             before = self._device.memory_used()
             tensors = [*self.weights(), *self.kv()]
             if self._poison:
-                with torch.inference_mode():
-                    for tensor in tensors:
-                        fill_nan(tensor)
+                self._poison_all(tensors)
             freed = self._device.release(tensors)
             after = self._device.memory_used()
             self._report = {
@@ -104,11 +102,15 @@ class Memory:
         weights, kv = self.weights(), self.kv()
         self._device.reclaim([*weights, *kv])
         with torch.inference_mode():
-            for tensor in weights:
-                if self._poison:
-                    fill_nan(tensor)
+            if self._poison:
+                self._poison_all(weights)
             self._device.clear(kv)
         self.released = False
+
+    def _poison_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        with torch.inference_mode():
+            for part in (part for tensor in tensors for part in self._device.backed(tensor)):
+                fill_nan(part)
 
 
 def fill_nan(tensor: torch.Tensor) -> None:

@@ -37,6 +37,10 @@ class RowVersions:
         """No row holds anything (released, or written by somebody who has not yet said what)."""
         self._held = [NOTHING] * self._capacity
 
+    def lost_from(self, row: int) -> None:
+        """``row`` and all after it hold nothing (their memory went)."""
+        self._held[row:] = [NOTHING] * (self._capacity - row)
+
     def check(self, rows: Iterable[int], version: int) -> None:
         """Raise ProtocolError unless all of ``rows`` hold ``version``."""
         for row in rows:

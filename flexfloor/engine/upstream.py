@@ -90,6 +90,12 @@ COMMON: tuple[Symbol, ...] = (
         ("self", "layer", "num_experts", "hidden_size", "intermediate_size_per_partition", "params_dtype"),
         "patched: spare expert rows are allocated with the weights",
     ),
+    Symbol(
+        "vllm.v1.core.kv_cache_utils",
+        "FreeKVCacheBlockQueue.__init__",
+        ("self", "blocks"),
+        "called: the free blocks of a step's KV",
+    ),
     Symbol("vllm.utils", "is_moe_layer", ("module",), "called: finds the MoE layers"),
     Symbol(
         "torch.distributed.distributed_c10d",
@@ -194,6 +200,24 @@ CUDA: tuple[Symbol, ...] = (
         "CudagraphDispatcher._compute_bs_to_padded_graph_size",
         ("self",),
         "its list of padded batch sizes is replaced where a world lacks graphs",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_worker",
+        "Worker.determine_available_memory",
+        ("self",),
+        "patched: KV may take what the spare rows of the full world leave",
+    ),
+    Symbol(
+        "vllm.v1.worker.gpu_worker",
+        "Worker.reload_weights",
+        ("self", "args", "kwargs"),
+        "patched: all expert rows have memory while it writes them",
+    ),
+    Symbol(
+        "vllm.device_allocator.cumem",
+        "CuMemAllocator.wake_up",
+        ("self", "tags"),
+        "its table of allocations is divided further: parts of weights and KV have no memory for a while",
     ),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.sleep", ("self", "level"), "called: one rank sleeps alone"),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("self", "tags"), "called: one rank wakes alone"),

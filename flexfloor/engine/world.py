@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from flexfloor.engine.devices.base import Device
 from flexfloor.engine.experts import ExpertRows
 from flexfloor.engine.groups import Groups
 from flexfloor.engine.memory import Memory
+from flexfloor.engine.room import Room
 from flexfloor.engine.row_versions import RowVersions
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.engine.wiring import Wired
@@ -57,6 +58,10 @@ class ElasticWorld:
         self._versions = RowVersions(self.rank, primary, self.experts.capacity)
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
         self._wiring = device.wiring(worker, self.experts, lambda: self.memory.released)
+        self._room: Room | None = None
+        if device.limits().kv_resize:
+            charged = self._config.cache_config.kv_cache_memory_bytes is None
+            self._room = Room(device, self.experts, self._runner, settings, charged=charged)
         keep = min(settings.keep_groups, device.limits().keep_groups)
         self._groups = Groups(device, dist.get_rank(), settings.world_size, keep, f"flexfloor{settings.replica}")
         self._full = self._topology()
@@ -75,11 +80,40 @@ class ElasticWorld:
             "capacity": self.experts.capacity,
             "row_bytes": self.experts.row_bytes,
             "kv_resize": limits.kv_resize,
+            "kv_blocks": {} if self._room is None else self._room.blocks,
             "graphs": limits.graphs,
-            "weight_bytes": sum(t.untyped_storage().nbytes() for t in self.memory.weights()),
-            "kv_bytes": sum(t.untyped_storage().nbytes() for t in self.memory.kv()),
+            "weight_bytes": self._held(self.memory.weights()),
+            "kv_bytes": self._held(self.memory.kv()),
             "memory_used": self._device.memory_used(),
         }
+
+    def _held(self, tensors: list[torch.Tensor]) -> int:
+        """Bytes that have memory."""
+        parts = (part for tensor in tensors for part in self._device.backed(tensor))
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    @property
+    def rows(self) -> int:
+        """Expert rows of this rank that have memory."""
+        return self.experts.capacity if self._room is None else self._room.rows
+
+    def all_rows(self) -> AbstractContextManager[None]:
+        """See :meth:`flexfloor.engine.room.Room.all_rows`."""
+        return nullcontext() if self._room is None else self._room.all_rows()
+
+    def make_room(self, floor: int, blocks: int | None) -> tuple[int, int]:
+        """See :meth:`flexfloor.engine.room.Room.make`; the engine is idle.
+
+        Raises:
+            ProtocolError: the device cannot, or the rank's memory is given away.
+        """
+        if self._room is None:
+            raise ProtocolError("this device has no holes")
+        if self.memory.released:
+            raise ProtocolError("rows and KV change places while they have memory only: wake the rank first")
+        made = self._room.make(floor, blocks)
+        self._versions.lost_from(made[0])
+        return made
 
     def graph_replays(self) -> int:
         """See :meth:`flexfloor.engine.devices.base.Device.graph_replays`."""
@@ -96,8 +130,8 @@ class ElasticWorld:
         if self.memory.released and self.rank in ticket.before:
             raise ProtocolError(f"rank {self.rank} is a member without memory")
         for move in ticket.moves:
-            if move.target == self.rank and move.target_row >= self.experts.capacity:
-                raise ProtocolError(f"row {move.target_row} of rank {self.rank} does not exist")
+            if move.target == self.rank and move.target_row >= self.rows:
+                raise ProtocolError(f"row {move.target_row} of rank {self.rank} has no memory")
         self._versions.check_sources(ticket.moves, ticket.version)
 
     def stage(self, ticket: Ticket) -> dict[str, float]:
@@ -251,7 +285,7 @@ class ElasticWorld:
         self.check_awake()
         self._versions.lost()
         with torch.inference_mode():
-            for index in range(self.experts.experts // self._settings.world_size, self.experts.capacity):
+            for index in range(self.experts.experts // self._settings.world_size, self.rows):
                 for tensor in self.experts.row(index):
                     tensor.fill_(float("nan") if self._settings.poison else 0.0)
 

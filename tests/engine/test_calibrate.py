@@ -5,7 +5,8 @@ import json
 import pytest
 from driver_bed import config
 
-from flexfloor.driver.calibrate import Campaign, Watcher, kv_tokens, save
+from flexfloor.driver.calibrate import Campaign, Watcher, save
+from flexfloor.driver.room import changes, kv_room, kv_tokens
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts
 from flexfloor.errors import InputError

@@ -8,16 +8,15 @@ import pytest
 TOOLS = Path(__file__).parents[2] / "tools"
 
 
-def _missing():
+def _missing(wanted=2):
     try:
         import torch
     except ImportError:
         return "torch is not installed"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    if torch.cuda.device_count() < 2:
-        return f"two CUDA devices are needed, {torch.cuda.device_count()} is here"
-    return None
+    here = torch.cuda.device_count()
+    return f"{wanted} CUDA devices are needed, found: {here}" if here < wanted else None
 
 
 def pytest_collection_modifyitems(items):
@@ -46,5 +45,18 @@ def bench(gpu, tmp_path_factory):
     model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
     spec = gpu.server_spec(model, folder, dummy=False, combine="invariant", poison=True, use=0.3)
     running = gpu.Bench(spec, folder, limit_s=540.0)
+    yield running
+    running.server.close()
+
+
+@pytest.fixture(scope="session")
+def four(gpu, tmp_path_factory):
+    """As `bench`, four ranks, one KV size for all floors; rank 0 fails in its third trial step."""
+    reason = _missing(4)
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("four")
+    model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
+    running = gpu.Bench(gpu.four_ranks(model, folder, faults=("trial:0:raise:3",)), folder, limit_s=540.0)
     yield running
     running.server.close()

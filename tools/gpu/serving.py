@@ -52,6 +52,17 @@ def server_spec(model: Path, folder: Path, *, dummy: bool, combine: str, poison:
     return spec_of(settings, model, folder, poison=poison)
 
 
-def spec_of(config: FlexFloorConfig, model: Path, folder: Path, *, poison: bool = False) -> ServerSpec:
+def four_ranks(model: Path, folder: Path, *, faults: tuple[str, ...] = ()) -> ServerSpec:
+    """How a server of four ranks is started: invariant combine, poisoned rows, a gibibyte of KV a rank."""
+    made = section(dummy=False, combine="invariant", use=0.1, world_size=4, floors=[2, 1])
+    made["engine"]["kv_cache_bytes"] = 1 << 30
+    return spec_of(config_from_mapping(made), model, folder, poison=True, faults=faults)
+
+
+def spec_of(
+    config: FlexFloorConfig, model: Path, folder: Path, *, poison: bool = False, faults: tuple[str, ...] = ()
+) -> ServerSpec:
     """A server of a configuration."""
-    return ServerSpec.of(config, model, events_dir=folder / "events", board=folder / "board", run="gpu", poison=poison)
+    return ServerSpec.of(
+        config, model, events_dir=folder / "events", board=folder / "board", run="gpu", poison=poison, faults=faults
+    )

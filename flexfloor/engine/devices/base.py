@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flexfloor.errors import ProtocolError
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
     from flexfloor.engine.coordinators import Group
+    from flexfloor.engine.devices.pages import Span
     from flexfloor.engine.experts import ExpertRows
     from flexfloor.engine.wiring import Wiring
 
@@ -166,6 +169,35 @@ class Device(ABC):
     @abstractmethod
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
         """Zero the memory behind ``tensors`` (KV after :meth:`reclaim`)."""
+
+    page = 1
+    """Bytes of the smallest part of memory that can be a hole."""
+
+    def outline(self, choices: Sequence[Sequence[Span]], *, keep: bool) -> None:  # noqa: B027
+        """Learn which sets of holes :meth:`hollow` may be given; nothing runs.
+
+        Args:
+            choices: the sets.
+            keep: the contents matter.
+        """
+
+    def hollow(self, holes: Sequence[Sequence[Span]]) -> None:
+        """Whole pages inside of these spans have no memory from now on, everything else has; nothing runs.
+
+        What comes back has undefined contents, and comes when its pool wakes where that is asleep. Addresses stay.
+
+        Raises:
+            ProtocolError: this device cannot.
+        """
+        raise ProtocolError(f"device {self.name} has no holes")
+
+    def backed(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """What has memory of a tensor's storage, as flat views."""
+        return [tensor]
+
+    def awake(self, tensor: torch.Tensor) -> bool:
+        """Whether the pool that a tensor lies in has memory now."""
+        return True
 
     @abstractmethod
     def memory_used(self) -> int:

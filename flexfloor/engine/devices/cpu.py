@@ -16,14 +16,17 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from flexfloor.engine.coordinators import Group
-from flexfloor.engine.devices import host
+from flexfloor.engine.devices import host, host_pages
 from flexfloor.engine.devices.base import Device, Limits
+from flexfloor.engine.devices.pages import Span
 
 
 class CpuDevice(Device):
     """Real vLLM on the host."""
 
     name = "cpu"
+    page = host_pages.PAGE
+    _pages = host_pages.HostPages()
 
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[Any, int]] = {}
@@ -32,8 +35,8 @@ class CpuDevice(Device):
         """Nothing to keep: storages are emptied where they are."""
 
     def limits(self) -> Limits:
-        """No graphs; KV is sized once at start."""
-        return Limits(graphs=False, kv_resize=False, unmap_rows=False, refused_options={})
+        """No graphs; memory of rows and KV that a step does not need goes back to the system."""
+        return Limits(graphs=False, kv_resize=True, unmap_rows=True, refused_options={})
 
     def patch(self, combine: str) -> None:
         """See :mod:`flexfloor.engine.devices.cpu_ops` and ``cpu_sampling``."""
@@ -129,7 +132,16 @@ class CpuDevice(Device):
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
         """The whole storage, also where a tensor is a view of a part of it."""
         for tensor in tensors:
-            tensor.untyped_storage().fill_(0)
+            for part in self.backed(tensor):
+                part.zero_()
+
+    def hollow(self, holes: Sequence[Sequence[Span]]) -> None:
+        """See :meth:`flexfloor.engine.devices.host_pages.HostPages.hollow`."""
+        self._pages.hollow(holes)
+
+    def backed(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Without the holes."""
+        return self._pages.backed(tensor)
 
     def memory_used(self) -> int:
         """Resident pages that no file backs."""

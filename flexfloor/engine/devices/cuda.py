@@ -18,10 +18,11 @@ from torch.distributed import Store
 
 from flexfloor.engine import upstream
 from flexfloor.engine.coordinators import Group
-from flexfloor.engine.devices import host
+from flexfloor.engine.devices import cuda_pages, host
 from flexfloor.engine.devices.base import Limits
 from flexfloor.engine.devices.cuda_graphs import GraphStore
 from flexfloor.engine.devices.decode_graphs import GraphedDevice
+from flexfloor.engine.devices.pages import Span
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.errors import ProtocolError, RefusedError
 
@@ -32,7 +33,9 @@ class CudaDevice(GraphedDevice):
     """NVIDIA GPUs, one a rank."""
 
     name = "cuda"
+    page = cuda_pages.PAGE
     _steps = StepCounter()
+    _pages = cuda_pages.CuMemPages()
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -41,16 +44,21 @@ class CudaDevice(GraphedDevice):
         self._graphs: GraphStore | None = None
 
     def limits(self) -> Limits:
-        """Graphs are captured; KV is sized once at start."""
-        return Limits(graphs=True, kv_resize=False, unmap_rows=False, refused_options={}, slow_groups=True)
+        """Graphs are captured; expert rows and KV share the memory and change places between steps."""
+        return Limits(graphs=True, kv_resize=True, unmap_rows=True, refused_options={}, slow_groups=True)
 
     def patch(self, combine: str) -> None:
         """Counts model steps; in verification mode see :mod:`flexfloor.engine.devices.cuda_combine`."""
         upstream.check(upstream.CUDA)
         from vllm.compilation.cuda_graph import CUDAGraphWrapper
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+        from vllm.v1.worker.gpu_worker import Worker
+
+        from flexfloor.engine import room
 
         self._steps.apply(CUDAGraphWrapper, GPUModelRunner)
+        room.widen(Worker, self)
+        room.open_for_reload(Worker)
         if combine == "invariant":
             from flexfloor.engine.devices import cuda_combine
 
@@ -177,9 +185,26 @@ class CudaDevice(GraphedDevice):
         self._worker.wake_up(None)
 
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
-        """On the device."""
+        """On the device, the whole storage of each."""
         for tensor in tensors:
-            tensor.zero_()
+            for part in self.backed(tensor):
+                part.zero_()
+
+    def outline(self, choices: Sequence[Sequence[Span]], *, keep: bool) -> None:
+        """See :meth:`flexfloor.engine.devices.cuda_pages.CuMemPages.outline`."""
+        self._pages.outline(choices, keep=keep)
+
+    def hollow(self, holes: Sequence[Sequence[Span]]) -> None:
+        """See :meth:`flexfloor.engine.devices.cuda_pages.CuMemPages.hollow`."""
+        self._pages.hollow(holes)
+
+    def awake(self, tensor: torch.Tensor) -> bool:
+        """See :meth:`flexfloor.engine.devices.cuda_pages.CuMemPages.awake`."""
+        return self._pages.awake(tensor)
+
+    def backed(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Without the holes."""
+        return self._pages.backed(tensor)
 
     def memory_used(self) -> int:
         """Bytes in use on the device, by the driver (this rank is alone on it)."""
