@@ -90,10 +90,16 @@ def planned_rows(out: Path) -> list[dict[str, Any]]:
 
 
 def run_arm(name: str, out: Path, more: Sequence[str] = ()) -> int:
-    """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there."""
+    """Runs one arm into ``out / name``; returns its exit code. Its output goes to log.txt there.
+
+    Raises:
+        SystemExit: the arm has run there already; verl would resume it and begin its metrics anew.
+    """
     preset, prompts, overrides = ARMS[name]
     folder = (out / name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        raise SystemExit(f"{folder} holds a run of {name}: remove it, or name another --out")
+    folder.mkdir(parents=True)
     rows = planned_rows(out) if name.startswith("stock") else train_cpu_task.rows(prompts)
     train, val = train_cpu_task.write(folder / "data", rows)
     began = time.monotonic()
