@@ -1,4 +1,4 @@
-"""Rows and KV change places between steps, planned residency, new weights: two ranks, AsyncLLM, CUDA graphs.
+"""After test_shrink: rows and KV change places between steps, planned residency, new weights; AsyncLLM, CUDA graphs.
 
 Rows that get memory are NaN until something is moved into them, and captured graphs stay in use throughout.
 """
