@@ -5,9 +5,10 @@
 Lengths come from docs/results/paper-workload.json (fitted to length statistics before any method was run), what a
 transition takes from docs/results/paper-costs.yaml, decode step times from the built-in table. The one figure that is
 fitted here is the factor on decode steps: it is set so that the verl baseline has the published throughput. The other
-seven rows are predictions. `--case` adds the workload's named cases, `--grid` repeats this over same-prompt correlation
-and share at the cap. `--diagnose` fits the correlation too, to the LengthSort row: no prediction of that row, but it
-shows whether the others follow once the steps' tails are right.
+seven rows are predictions; those on the case `spread` are the main ones. `--case` adds the workload's other named cases
+beside it and the base, `--grid` repeats this over same-prompt correlation and share at the cap, once for either form of
+the dependence. `--diagnose` fits the correlation too, to the LengthSort row: no prediction of that row, but it shows
+whether the others follow once the steps' tails are right.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flexfloor.step_times import StepTimes
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-BASELINE = "verl_baseline"
+BASELINE, MAIN = "verl_baseline", "spread"
 GRID_CORRELATIONS = (0.4, 0.6, 0.8)
 GRID_METHODS = (BASELINE, "lengthsort", "ls_tg", "flex_n4", "flex_p4")
 GOAL_POINTS = 8.0
@@ -107,6 +108,7 @@ class Setting:
                 scale=case["scale"],
                 runaways=case.get("runaways", 0.0),
                 strays=case.get("strays", 0.0),
+                growth=case.get("growth", 0.0),
             )
             for seed in self.work["seeds"]
         }
@@ -218,7 +220,7 @@ def run_case(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
 
 def summary_markdown(cases: dict[str, dict[str, Any]]) -> str:
     """Gains of Q / E in percent, one column a case, and how many rows lie within the goal."""
-    names = [f"{name} ({one['case']['correlation']:g})" for name, one in cases.items()]
+    names = [f"{name} ({_correlation(one['case'])})" for name, one in cases.items()]
     lines = [f"| method | published | {' | '.join(names)} |", "|:--|" + "--:|" * (len(names) + 1)]
     for method in PUBLISHED:
         if method == BASELINE:
@@ -236,6 +238,12 @@ def summary_markdown(cases: dict[str, dict[str, Any]]) -> str:
     ratios = published[0].throughput / published[1].throughput, published[0].efficiency / published[1].efficiency
     lines.append(f"| flex_n4 over ls_tg | {ratios[0]:.3f} / {ratios[1]:.3f} | {told} |")
     return "\n".join(lines)
+
+
+def _correlation(case: dict[str, Any]) -> str:
+    """Of normal scores; of lengths where the spread grows, as that one was fitted."""
+    fitted = case.get("fitting", {}).get("length_correlation", case.get("length_correlation"))
+    return f"{case['correlation']:g}" if fitted is None else f"lengths {fitted:.1f}"
 
 
 def _over_tail_guard(rows: dict[str, dict[str, Any]]) -> tuple[float, float]:
@@ -270,7 +278,7 @@ def grid_cell(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
     rows = {name: row(name, arms[name]) for name in GRID_METHODS[1:]}
     kept = ("gain_q", "gain_e", "miss_q", "miss_e")
     return {
-        **{key: case[key] for key in ("correlation", "cap_share")},
+        **{key: case[key] for key in ("form", "length_correlation", "correlation", "cap_share") if key in case},
         "scale": scale,
         "rows": {name: {key: r[key] for key in kept} for name, r in rows.items()},
         "largest_miss": max(max(abs(r["miss_q"]), abs(r["miss_e"])) for r in rows.values()),
@@ -278,24 +286,32 @@ def grid_cell(setting: Setting, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def grid(setting: Setting) -> list[dict[str, Any]]:
-    """Every cell of correlation and share at the cap."""
+    """Every cell of correlation and share at the cap, of both forms."""
     cells = []
     for case in setting.work["cases"]:
-        if "name" in case or case["correlation"] not in GRID_CORRELATIONS:
+        if "name" in case or case.get("length_correlation", case["correlation"]) not in GRID_CORRELATIONS:
             continue
-        print(f"correlation {case['correlation']}, at the cap {case['cap_share']:.2%}", file=sys.stderr, flush=True)
+        told = f"correlation {_correlation(case)}, at the cap {case['cap_share']:.2%}"
+        print(told, file=sys.stderr, flush=True)
         cells.append(grid_cell(setting, case))
     return cells
+
+
+def form_of(cell: dict[str, Any]) -> str:
+    """The dependence that a cell is drawn with."""
+    return str(cell.get("form", "even"))
 
 
 def grid_markdown(cells: Sequence[dict[str, Any]]) -> str:
     """Predicted gains over the grid, Q / E in percent."""
     names = list(cells[0]["rows"])
-    heads = ["at the cap", "correlation", *names, "largest miss"]
+    grown = form_of(cells[0]) != "even"
+    heads = ["at the cap", "correlation of lengths" if grown else "correlation", *names, "largest miss"]
     lines = [f"| {' | '.join(heads)} |", "|" + "--:|" * len(heads)]
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: (cell["cap_share"], cell["correlation"])):
         told = " | ".join(f"{cell['rows'][n]['gain_q']:+.0f} / {cell['rows'][n]['gain_e']:+.0f}" for n in names)
-        lines.append(f"| {cell['cap_share']:.1%} | {cell['correlation']:g} | {told} | {cell['largest_miss']:.1f} |")
+        correlation = cell.get("length_correlation", cell["correlation"])
+        lines.append(f"| {cell['cap_share']:.1%} | {correlation:g} | {told} | {cell['largest_miss']:.1f} |")
     return "\n".join(lines)
 
 
@@ -323,13 +339,16 @@ def main(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Also with the correlation fitted to LengthSort.")
     ] = False,
-    case: Annotated[list[str] | None, typer.Option(help="Named cases of the workload beside the base.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Named cases beside the main one and the base.")] = None,
 ) -> None:
     """Predict table 1."""
     setting = Setting(pmf, table)
     base = setting.work["base"]
+    named = {c["name"]: c for c in setting.work["cases"] if "name" in c}
     first = next(c for c in setting.work["cases"] if all(c[key] == base[key] for key in base))
-    chosen = {"base": first} | {c["name"]: c for c in setting.work["cases"] if c.get("name") in (case or [])}
+    if unknown := set(case or []) - named.keys():
+        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(named)}")
+    chosen = {MAIN: named[MAIN], "base": first} | {name: named[name] for name in named if name in (case or [])}
     if diagnose:
         chosen["diagnosis"] = diagnosed(setting, first)
     found: dict[str, Any] = {"step_times": table.name if table else "built in", "cases": {}}
@@ -339,7 +358,8 @@ def main(
     print(f"\n{summary_markdown(found['cases'])}")
     if with_grid:
         found["grid"] = grid(setting)
-        print(grid_markdown(found["grid"]))
+        for form in ("spread", "even"):
+            print(f"\n{grid_markdown([cell for cell in found['grid'] if form_of(cell) == form])}")
     if json_out is not None:
         json_out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

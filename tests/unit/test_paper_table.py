@@ -63,14 +63,38 @@ def test_stored_results_are_of_the_committed_workload(name):
 def test_the_page_shows_the_stored_results():
     page = (ROOT / "docs" / "paper_table.md").read_text(encoding="utf-8")
     found, context = stored("paper-table.json"), stored("paper-table-context.json")
+    assert next(iter(found["cases"])) == table.MAIN
+    assert page.index(table.markdown(found["cases"][table.MAIN]["rows"])) < page.index(
+        table.markdown(found["cases"]["base"]["rows"])
+    )
+    cells = {form: [cell for cell in found["grid"] if table.form_of(cell) == form] for form in ("spread", "even")}
+    assert [len(one) for one in cells.values()] == [12, 12]
     for shown in (
-        table.markdown(found["cases"]["base"]["rows"]),
         table.markdown(found["cases"]["diagnosis"]["rows"]),
         table.summary_markdown(found["cases"]),
         table.summary_markdown(context["cases"]),
-        table.grid_markdown(found["grid"]),
+        *map(table.grid_markdown, cells.values()),
     ):
         assert shown in page
+
+
+def test_what_the_page_says_of_the_main_prediction():
+    page = (ROOT / "docs" / "paper_table.md").read_text(encoding="utf-8")
+    rows = stored("paper-table.json")["cases"][table.MAIN]["rows"]
+    verdict = table.verdict(rows)
+    assert f"| largest miss | {verdict['largest_miss']:.1f} points" in page
+    assert f"within 8 in {['no', 'one', 'two', 'three', 'four'][verdict['rows_within_goal']]} of seven rows" in page
+    assert ("| order in Q | holds" in page) == verdict["order_holds"]["throughput"]
+    assert ("| order in E | holds" in page) == verdict["order_holds"]["efficiency"]
+
+
+def test_the_growing_spread_is_what_its_rule_asks_for():
+    cases = {one["name"]: one for one in stored("paper-workload.json")["cases"] if "name" in one}
+    for name in ("spread", "spread_caps"):
+        assert cases[name]["fitting"]["length_correlation"] == pytest.approx(0.6, abs=0.002)
+        assert cases[name]["fitting"]["outside"] <= 24 / 616
+    assert cases["spread"]["fitting"]["outside"] == pytest.approx(24 / 616, rel=0.05)
+    assert cases["spread_caps"]["fitting"]["fourth_cap"] == pytest.approx(16384 - 512, rel=0.01)
 
 
 def test_misses_are_marked_and_counted():
@@ -104,3 +128,7 @@ def test_the_workload_is_refitted_where_the_distributions_are_at_hand():
     )
     assert mean == pytest.approx(6019.4, rel=1e-3)
     assert share == pytest.approx(591 / 15360, rel=0.01)
+    spread = next(one for one in stored("paper-workload.json")["cases"] if one.get("name") == "spread")
+    fit = {key: spread[key] for key in ("weight", "scale", "growth")}
+    seeds = stored("paper-workload.json")["seeds"]
+    assert workload.realised(parts, fit, spread["correlation"], seeds) == pytest.approx(spread["drawn"], rel=1e-4)
