@@ -6,9 +6,9 @@ import pytest
 from driver_bed import config
 
 from flexfloor.driver.calibrate import Campaign, Watcher, save
-from flexfloor.driver.room import changes, kv_room, kv_tokens
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts
+from flexfloor.driver.room import changes, kv_room, kv_tokens
 from flexfloor.errors import InputError
 from flexfloor.events import read_events
 from flexfloor.simulate import Machine, load_costs
@@ -51,3 +51,9 @@ def test_a_grid_that_fits_nowhere_is_refused_before_a_step(replica, tiny_checkpo
     with pytest.raises(InputError, match="max_num_seqs is 16"):
         Campaign(replica, statuses(replica), config(), facts, grid, tmp_path / "events", Watcher())
     assert kv_tokens(statuses(replica)) > 0
+
+
+def test_started_engines_say_what_kv_there_is_beside_the_rows_of_every_floor(replica):
+    told = statuses(replica)
+    assert changes(told)
+    assert set(kv_room(told, (4, 2, 1)).values()) == {max(told[0]["kv_tokens_by_floor"].values())}, "a stated KV size"

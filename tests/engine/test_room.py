@@ -15,7 +15,7 @@ FEW = 576
 
 @pytest.fixture(scope="module")
 def greedy(bed):
-    made = requests([[20, 8], [4, 6], [10, 14], [8, 3]])
+    made = requests([[12, 4], [2, 3], [6, 8], [4, 2]])
     return made, roll(bed, made, (4,))
 
 
@@ -46,7 +46,7 @@ def test_less_kv_than_one_request_needs_becomes_what_it_needs(bed, greedy):
 
 
 def test_kv_of_the_plan_is_a_limit_and_tokens_stay(bed):
-    made = requests([[100] * 6] * 4)
+    made = requests([[60] * 7, [4], [4], [4]])
     wide = roll(bed, made, (4,))
     narrow = roll(bed, made, (4, 2), kv_tokens=FEW)
     assert sum(narrow.preemptions.values()) > sum(wide.preemptions.values())
