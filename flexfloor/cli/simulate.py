@@ -73,6 +73,9 @@ def simulate(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Drawn epochs after the bootstrap.")] = 1,
     correlation: Annotated[float, typer.Option(help="Same-item correlation of drawn lengths (normal scores).")] = 0.6,
+    growth: Annotated[
+        float, typer.Option(help="How fast the spread within an item grows with its length (drawn lengths).")
+    ] = 0.0,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of drawn items.")] = 256,
     scale: Annotated[float, typer.Option(help="Factor on drawn lengths.")] = 1.0,
     noise: Annotated[
@@ -99,6 +102,7 @@ def simulate(
         "items": items,
         "epochs": epochs,
         "correlation": correlation,
+        "growth": growth,
         "prompt_tokens": prompt_tokens,
         "scale": scale,
     }

@@ -170,7 +170,7 @@ def drawn(
     if not 0 <= correlation <= 1:
         raise InputError(f"must lie between 0 and 1, got {correlation:g}", field="--correlation")
     if not 0 <= growth <= _MOST_GROWTH:
-        raise InputError(f"must lie between 0 and {_MOST_GROWTH:g}, got {growth:g}", field="growth")
+        raise InputError(f"must lie between 0 and {_MOST_GROWTH:g}, got {growth:g}", field="--growth")
     mixed = mixture(parts)
     random = np.random.default_rng(seed)
     own = random.standard_normal(items)
