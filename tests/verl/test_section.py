@@ -23,7 +23,7 @@ def test_the_section_is_filled_from_verls_settings(tmp_path):
     assert (section.world_size, section.responses_per_prompt, section.step_prompts) == (4, 2, 8)
     assert section.tail_guard.l_max == config.data.max_response_length == 208
     assert section.num_experts == 16
-    assert (section.engine.max_num_seqs, section.engine.kv_cache_bytes, section.engine.block_size) == (16, 12582912, 32)
+    assert (section.engine.max_num_seqs, section.engine.kv_cache_bytes, section.engine.block_size) == (16, 12632064, 32)
     assert run.replicas == 1
     assert Path(run.run_dir) == tmp_path / "flexfloor"
     assert config.trainer.v1.trainer_mode == "flexfloor"
