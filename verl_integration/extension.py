@@ -31,7 +31,8 @@ class ElasticColocateExtension(ElasticWorkerExtension, vLLMColocateWorkerExtensi
             from verl_integration.cpu.reload import receive
             from verl_integration.cpu.weights import reload_weights
 
-            reload_weights(self, receive(self, use_shm=use_shm))
+            with world.all_rows():
+                reload_weights(self, receive(self, use_shm=use_shm))
         else:
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
         world.renewed()

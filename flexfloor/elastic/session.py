@@ -166,10 +166,14 @@ class Session(Seat):
             version: which weights these are; None: the next ones.
 
         Raises:
-            ProtocolError: ranks are not in the full world.
+            ProtocolError: ranks are not in the full world, or have no memory.
         """
         if len(self.world.members) != self.world.size:
             raise ProtocolError("weights are accepted only in the full world")
+        if self.asleep:
+            raise ProtocolError(
+                f"weights came while ranks {sorted(self.asleep)} have no memory for them: wake all first"
+            )
         load(self, self.version + 1 if version is None else version, self._resident)
 
     # -- one sync point --------------------------------------------------------------------

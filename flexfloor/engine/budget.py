@@ -60,6 +60,7 @@ class Budget:
             raise ProtocolError("rows and KV cannot change while requests run: wait for them or abort them")
         if not self._engine.scheduler.reset_prefix_cache():
             raise ProtocolError("rows and KV cannot change while blocks are in use")
+        self.rows = 0  # unknown until the worker has answered
         self.rows, self._blocks = self._worker.call("make_room", floor, wanted)
         self._resize_pool()
 

@@ -174,8 +174,11 @@ class ElasticCore:
         self._write_to(values.get("events_dir", self._log[0]), values.get("run", self._log[1]))
         self.events.set_step(values["epoch"], values["step"], values.get("seed"))
         self.session.check(step)
-        self._budget.make(step.ladder[-1], values.get("kv_tokens"))
-        self.session.backed(self._budget.rows)
+        try:
+            self._budget.make(step.ladder[-1], values.get("kv_tokens"))
+        finally:
+            # After a failure: whatever lies behind the rows of the full world is taken for lost.
+            self.session.backed(self._budget.rows or self.facts["experts"] // self.settings.world_size)
         self.session.install(step, kv_tokens=self.kv_tokens(), rows=self._budget.rows)
         return json.dumps({**self.session.status(), "digest": step.digest, "kv_tokens": self.kv_tokens()})
 

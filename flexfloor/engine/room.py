@@ -9,7 +9,7 @@ maps, block tables and captured graphs stay valid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import product
 from math import ceil
 from typing import Any
@@ -125,26 +125,40 @@ class Room:
 
         Returns:
             Rows and KV blocks that have memory; never more blocks than there is room for.
+
+        Raises:
+            RuntimeError: memory that was to come is not there. The rows of the full world stand as before, all others
+                hold nothing, KV is empty; the sizes are those of before where even that was possible.
         """
         rows = self._holes.rows(floor)
         blocks = min(self.blocks[floor], blocks or self._blocks)
         before = self._now
         if (rows, blocks) != before:
-            self._device.hollow([self._holes.spans(floor), self._kv_spans(blocks)])
-            self._now = (rows, blocks)
-            self._fill(before[0], rows)
-            self._clear(before[1], blocks)
+            try:
+                self._lay_out(rows, blocks)
+            except Exception:
+                self._now = (0, 0)
+                self._lay_out(*before)
+                raise
         return self._now
+
+    def _lay_out(self, rows: int, blocks: int) -> None:
+        floor = self._experts.experts // rows
+        self._device.hollow([self._holes.spans(floor), self._kv_spans(blocks)])
+        before, self._now = self._now, (rows, blocks)
+        self._fill(before[0] or self._holes.rows(self._holes.sizes[0]), rows)
+        self._clear(before[1], blocks)
 
     @contextmanager
     def all_rows(self) -> Iterator[None]:
         """For a while all rows have memory, at the cost of KV; the engine is idle and its KV means nothing."""
         rows, blocks = self._now
-        self.make(self._holes.sizes[-1], None)
         try:
+            self.make(self._holes.sizes[-1], None)
             yield
         finally:
-            self.make(self._experts.experts // rows, blocks)
+            self._now = (0, 0)  # what wrote whole parameters gave pages of the host memory again
+            self._lay_out(rows, blocks)
 
     def _fill(self, first: int, rows: int) -> None:
         """Rows that have just got memory hold nothing yet."""
@@ -208,13 +222,20 @@ def _flat(tensors: Any) -> list[torch.Tensor]:
 
 
 def open_for_reload(worker_class: type) -> None:
-    """Patch ``reload_weights``: it writes whole parameters, rows without memory too."""
+    """Patch ``reload_weights``: it writes whole parameters, rows without memory too, and says nothing of versions.
+
+    KV loses its contents; requests that are kept through a reload are not supported.
+    """
     reload = worker_class.reload_weights  # type: ignore[attr-defined]
 
     def reload_weights(self: Any, *args: Any, **kwargs: Any) -> None:
         world = self.__dict__.get("_flexfloor_world")
-        with nullcontext() if world is None else world.all_rows():
+        if world is None:
             reload(self, *args, **kwargs)
+            return
+        with world.all_rows():
+            reload(self, *args, **kwargs)
+        world.renewed()
 
     upstream.replace(worker_class, "reload_weights", reload_weights)
 

@@ -111,7 +111,11 @@ class ElasticWorld:
             raise ProtocolError("this device has no holes")
         if self.memory.released:
             raise ProtocolError("rows and KV change places while they have memory only: wake the rank first")
-        made = self._room.make(floor, blocks)
+        try:
+            made = self._room.make(floor, blocks)
+        except Exception:
+            self._versions.lost_from(self.experts.experts // self._settings.world_size)
+            raise
         self._versions.lost_from(made[0])
         return made
 
@@ -266,7 +270,7 @@ class ElasticWorld:
 
     def switch_back(self, ticket: Ticket) -> None:
         """Point this rank at the full world."""
-        if not self.memory.released:
+        if self.rank in ticket.before or self.rank in ticket.woken:
             self._versions.check_world(ticket.version)
         self._before = self._topology()
         self._here = None

@@ -311,10 +311,12 @@ class FakeWorker:
     def loaded(self, version: int) -> None:
         """The trainer writes the rows of the full world and empties the others."""
         self._called("loaded")
+        if not self.memory:
+            raise ProtocolError(f"weights came for rank {self.rank}, which has no memory")
         self.rows = [None] * len(self.rows)
         for row, expert in self.base.active[self.rank].items():
             self.rows[row] = weight(expert, version)
-        self.dense, self.released, self.version = True, False, version
+        self.dense, self.version = True, version
 
     # -- model ---------------------------------------------------------------------------------
 

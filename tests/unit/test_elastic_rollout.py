@@ -300,8 +300,21 @@ def test_topology_restore_leaves_the_sleepers_asleep_and_wake_all_brings_them_ba
     assert len(sim.commits()) == 4
 
 
-def test_loaded_weights_wake_everyone_and_outdate_spare_copies(sim: Sim) -> None:
+def test_weights_are_refused_while_ranks_have_no_memory(sim: Sim) -> None:
     sim.rollout(Script(asks(LONG), (4, 2), end="topology"))
+    asleep = [engine.session.asleep for engine in sim.ranks]
+    for engine in sim.ranks:
+        with pytest.raises(ProtocolError, match="wake all first"):
+            engine.session.loaded()
+    assert [engine.session.asleep for engine in sim.ranks] == asleep, "nothing changes where it raises"
+    sim.all(lambda engine: engine.session.wake_all())
+    sim.all(lambda engine: engine.session.loaded())
+    sim.rollout(Script(asks(LONG), (4, 2)))
+
+
+def test_loaded_weights_outdate_spare_copies(sim: Sim) -> None:
+    sim.rollout(Script(asks(LONG), (4, 2), end="topology"))
+    sim.all(lambda engine: engine.session.wake_all())
     for engine in sim.ranks:
         worker = engine.worker
         worker.released, worker.dense = False, True

@@ -68,6 +68,7 @@ class CudaDevice(GraphedDevice):
         """Refuses what cannot shrink; takes over the graphs that vLLM captured."""
         config = worker.vllm_config
         refuse(config)
+        refuse_backends(worker.model_runner.get_model())
         # The DP padding of a step is agreed over the host group, which is all a smaller world has for it.
         for parallel in {id(p): p for p in (config.parallel_config, worker.model_runner.parallel_config)}.values():
             parallel.disable_nccl_for_dp_synchronization = True
@@ -228,6 +229,24 @@ def refuse(config: Any) -> None:
             f"all2all backend {parallel.all2all_backend} was not tested",
             remedy="set all2all_backend: allgather_reducescatter",
         )
+    if config.weight_transfer_config is not None:
+        raise RefusedError(
+            "vLLM's weight transfer writes whole parameters, rows without memory too",
+            remedy="leave weight_transfer_config out and load weights with reload_weights or update_weights_from_ipc",
+        )
     mode = config.compilation_config.cudagraph_mode
     if mode is not None and mode.name not in ("NONE", "FULL_DECODE_ONLY"):
         raise RefusedError(f"graph mode {mode.name} was not tested", remedy="set cudagraph_mode: FULL_DECODE_ONLY")
+
+
+def refuse_backends(model: torch.nn.Module) -> None:
+    """Refuses expert kernels that read or rewrite whole parameters, rows without memory too.
+
+    Raises:
+        RefusedError: names the backend and what to set.
+    """
+    for module in model.modules():
+        backend = getattr(getattr(module, "quant_method", None), "unquantized_backend", None)
+        name = getattr(backend, "name", None)
+        if name is not None and name not in ("TRITON", "BATCHED_TRITON"):
+            raise RefusedError(f"MoE backend {name} was not tested", remedy="set moe_backend: triton")

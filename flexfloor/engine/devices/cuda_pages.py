@@ -29,13 +29,11 @@ class Piece:
     Attributes:
         handle: device, bytes, address and address of the memory handle, as vLLM's extension takes them.
         tag: the pool.
-        cell: where the memory handle is kept.
         mapped: it has memory, or had when the allocator went to sleep.
     """
 
     handle: tuple[int, int, int, int]
     tag: str
-    cell: ctypes.c_uint64
     mapped: bool = True
 
 
@@ -65,6 +63,7 @@ class CuMemPages:
             if touching:
                 cuts = {edge for part in touching for edge in part if address < edge < end}
                 self._cut(address, data, [address, *sorted(cuts), end], keep=keep)
+        torch.cuda.empty_cache()
 
     def _cut(self, address: int, data: Any, edges: list[int], *, keep: bool) -> None:
         from vllm.device_allocator.cumem import AllocationData, create_and_map, libcudart, unmap_and_release
@@ -81,8 +80,7 @@ class CuMemPages:
         unmap_and_release(data.handle)
         del allocator.pointer_to_data[address]
         for start, stop in pairwise(edges):
-            cell = ctypes.c_uint64(0)
-            piece = Piece((data.handle[0], stop - start, start, ctypes.addressof(cell)), data.tag, cell)
+            piece = Piece((data.handle[0], stop - start, start, _cell()), data.tag)
             create_and_map(piece.handle)
             self.pieces[start] = piece
             allocator.pointer_to_data[start] = AllocationData(piece.handle, piece.tag)
@@ -133,6 +131,13 @@ class CuMemPages:
 def _inside(piece: Piece, ranges: Sequence[tuple[int, int]]) -> bool:
     start, stop = piece.handle[2], piece.handle[2] + piece.handle[1]
     return any(first <= start and stop <= last for first, last in ranges)
+
+
+def _cell() -> int:
+    """Room for one memory handle, from the C heap: the extension frees it with ``free``."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    return int(libc.malloc(ctypes.c_size_t(ctypes.sizeof(ctypes.c_uint64))))
 
 
 def _allocator() -> Any:
