@@ -54,11 +54,11 @@ class CudaDevice(GraphedDevice):
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
         from vllm.v1.worker.gpu_worker import Worker
 
-        from flexfloor.engine import room
+        from flexfloor.engine import room_patches
 
         self._steps.apply(CUDAGraphWrapper, GPUModelRunner)
-        room.widen(Worker, self)
-        room.open_for_reload(Worker)
+        room_patches.widen(Worker, self)
+        room_patches.open_for_reload(Worker)
         if combine == "invariant":
             from flexfloor.engine.devices import cuda_combine
 
