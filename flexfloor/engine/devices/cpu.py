@@ -108,16 +108,16 @@ class CpuDevice(Device):
         return 0
 
     def release(self, tensors: Sequence[torch.Tensor]) -> int:
-        """Empty the storages and hand free heap pages to the system; returns the storages' bytes."""
+        """Empty the storages and hand free heap pages to the system; returns the bytes that they had memory for."""
         freed = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
             size = storage.nbytes()
             if size == 0:
                 continue
+            freed += sum(part.numel() * part.element_size() for part in self.backed(tensor))
             self._sizes[storage._cdata] = (storage, size)
             storage.resize_(0)
-            freed += size
         _trim()
         return freed
 
