@@ -117,6 +117,11 @@ class StepPlan(_Record):
         return self.ladder[0]
 
     @property
+    def admitted_kv_tokens(self) -> int | None:
+        """KV tokens a rank that the step's admission counts on; None where it is not safe or no capacity is known."""
+        return self.kv_tokens_per_rank if self.kv_safe else None
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex) of the step's canonical JSON: what the ranks agree on before they decide anything."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()

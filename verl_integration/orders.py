@@ -66,7 +66,7 @@ def installation(run: RunSettings, step: TrainStep, replica: int) -> dict[str, A
         "auto_close": True,
         "end": "full",
         "predicted": [list(survivors) for survivors in predicted_survivors(plan, ladder, config.leave_order)],
-        "kv_tokens": plan.kv_tokens_per_rank if plan.kv_safe else None,
+        "kv_tokens": plan.admitted_kv_tokens,
         "seed": config.rollout.seed,
         "run": run.run,
         "events_dir": str(run.events_dir),

@@ -158,7 +158,7 @@ def _order(
         events_dir=str(run_dir.events_dir),
         seed=config.rollout.seed,
         predicted=predicted_survivors(step, ladder, config.leave_order),
-        kv_tokens=step.kv_tokens_per_rank if step.kv_safe else None,
+        kv_tokens=step.admitted_kv_tokens,
     )
 
 
@@ -204,7 +204,7 @@ def _hits(responses: list[Response]) -> dict[str, int]:
 
 
 def _notes(plan: EpochPlan, room: Mapping[int, int]) -> list[str]:
-    counted = {step.floor: step.kv_tokens_per_rank or 0 for step in plan.steps if step.kv_safe}
+    counted = {step.floor: step.admitted_kv_tokens or 0 for step in plan.steps}
     return [
         f"the plan counts on {counted[floor]} KV tokens a rank for floor {floor}, the engines have {room[floor]}: "
         "correct kv.capacity or raise engine.kv_cache_bytes, else requests may be preempted"

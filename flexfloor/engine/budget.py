@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from flexfloor.engine.room import least_blocks
 from flexfloor.engine.rpc import RpcWorker
 from flexfloor.errors import ProtocolError
 
@@ -22,7 +23,7 @@ class Budget:
         config = engine.vllm_config
         self._engine, self._worker = engine, worker
         self._block = int(config.cache_config.block_size)
-        self._least = ceil(config.model_config.max_model_len / self._block) + 1
+        self._least = least_blocks(config.model_config.max_model_len, self._block)
         self._experts = int(facts["experts"])
         self.rows = int(facts["capacity"])
         self._blocks = int(config.cache_config.num_gpu_blocks or 0)

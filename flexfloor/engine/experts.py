@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -75,11 +75,12 @@ class ExpertRows:
                 receives.setdefault(source, []).extend(self.run(target_row, count))
         return sends, receives
 
-    def poison(self, rows: Sequence[int]) -> None:
-        """Fill rows with NaN, so that a read of one shows."""
-        for index in rows:
-            for tensor in self.row(index):
-                tensor.fill_(float("nan"))
+
+def empty_rows(weights: Iterable[torch.Tensor], first: int, stop: int | None, *, poison: bool) -> None:
+    """Rows ``first`` to ``stop`` of each weight hold nothing: zeros, or NaN so that a read of one shows."""
+    with torch.inference_mode():
+        for weight in weights:
+            weight[first:stop].fill_(float("nan") if poison else 0.0)
 
 
 def runs(moves: Sequence[Move]) -> list[tuple[int, int, int, int, int]]:

@@ -18,9 +18,15 @@ import torch
 
 from flexfloor.engine.devices.base import Device
 from flexfloor.engine.devices.pages import Span, page_bytes
-from flexfloor.engine.experts import ExpertRows
+from flexfloor.engine.experts import ExpertRows, empty_rows
+from flexfloor.engine.memory import flat
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.errors import RefusedError
+
+
+def least_blocks(longest: int, block: int) -> int:
+    """KV blocks without which one sequence of ``longest`` tokens does not fit; vLLM keeps one for itself."""
+    return ceil(longest / block) + 1
 
 
 class RowHoles:
@@ -80,11 +86,11 @@ class Room:
         self, device: Device, experts: ExpertRows, runner: Any, settings: EngineSettings, *, charged: bool
     ) -> None:
         self._device, self._experts, self._poison = device, experts, settings.poison
-        self._views = [_KvView(tensor, runner.kv_cache_config.num_blocks) for tensor in _flat(runner.kv_caches)]
+        self._views = [_KvView(tensor, runner.kv_cache_config.num_blocks) for tensor in flat(runner.kv_caches)]
         self._holes = RowHoles(device, experts, settings)
         self._blocks = int(runner.kv_cache_config.num_blocks)
         self.blocks = {floor: self._blocks_for(floor) if charged else self._blocks for floor in self._holes.sizes}
-        least = ceil(runner.max_model_len / runner.cache_config.block_size) + 1
+        least = least_blocks(runner.max_model_len, runner.cache_config.block_size)
         smallest = self._holes.sizes[-1]
         if self.blocks[smallest] < least:
             raise RefusedError(
@@ -161,9 +167,7 @@ class Room:
 
     def _fill(self, first: int, rows: int) -> None:
         """Rows that have just got memory hold nothing yet."""
-        with torch.inference_mode():
-            for weight in filter(self._device.awake, self._experts.tensors()):
-                weight[first:rows].fill_(float("nan") if self._poison else 0.0)
+        empty_rows(filter(self._device.awake, self._experts.tensors()), first, rows, poison=self._poison)
 
     def _clear(self, first: int, blocks: int) -> None:
         """A masked position still multiplies what is there: KV must be finite."""
@@ -171,12 +175,6 @@ class Room:
             for view in self._views:
                 if self._device.awake(view.tensor):
                     view.part(first, blocks).zero_()
-
-    def spared(self) -> int:
-        """Bytes of weights and KV that have no memory now."""
-        rows, blocks = self._now
-        floor = self._experts.experts // rows
-        return self._holes.spared(floor) + page_bytes(self._kv_spans(blocks), self._device.page)
 
 
 class _KvView:
@@ -212,9 +210,3 @@ class _KvView:
             last = base + (tensor.shape[at] - 1) * tensor.stride(at) + inside + 1
             spans.append(Span(tensor, (base + blocks * self._split * tensor.stride(at)) * item, last * item))
         return spans
-
-
-def _flat(tensors: Any) -> list[torch.Tensor]:
-    from flexfloor.engine.memory import flat
-
-    return list(flat(tensors))

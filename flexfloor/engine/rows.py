@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexfloor.engine import upstream
+from flexfloor.engine.experts import empty_rows
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.errors import RefusedError
 
@@ -23,8 +24,8 @@ def patch(settings: EngineSettings) -> None:
     def create_weights(self: Any, layer: Any, num_experts: int, *args: Any, **kwargs: Any) -> None:
         capacity = capacity_of(self.moe.num_experts, settings)
         create(self, layer, max(capacity, num_experts), *args, **kwargs)
-        for weight in (layer.w13_weight, layer.w2_weight):
-            weight.data[num_experts:].fill_(float("nan") if settings.poison else 0.0)
+        weights = (layer.w13_weight.data, layer.w2_weight.data)
+        empty_rows(weights, num_experts, None, poison=settings.poison)
 
     upstream.replace(UnquantizedFusedMoEMethod, "create_weights", create_weights)
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from flexfloor.elastic.ticket import Ticket
 from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices.base import Device
-from flexfloor.engine.experts import ExpertRows
+from flexfloor.engine.experts import ExpertRows, empty_rows
 from flexfloor.engine.groups import Groups
 from flexfloor.engine.memory import Memory
 from flexfloor.engine.room import Room
@@ -54,8 +54,8 @@ class ElasticWorld:
         self.rank = int(get_dp_group().rank_in_group)
         device.bind(worker)
         self.experts = ExpertRows(self._runner.get_model(), device.stored_rows)
-        primary = self.experts.experts // settings.world_size
-        self._versions = RowVersions(self.rank, primary, self.experts.capacity)
+        self._primary = self.experts.experts // settings.world_size
+        self._versions = RowVersions(self.rank, self._primary, self.experts.capacity)
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
         self._wiring = device.wiring(worker, self.experts, lambda: self.memory.released)
         self._room: Room | None = None
@@ -79,7 +79,6 @@ class ElasticWorld:
             "experts": self.experts.experts,
             "capacity": self.experts.capacity,
             "row_bytes": self.experts.row_bytes,
-            "kv_resize": limits.kv_resize,
             "kv_blocks": {} if self._room is None else self._room.blocks,
             "graphs": limits.graphs,
             "weight_bytes": self._held(self.memory.weights()),
@@ -114,7 +113,7 @@ class ElasticWorld:
         try:
             made = self._room.make(floor, blocks)
         except Exception:
-            self._versions.lost_from(self.experts.experts // self._settings.world_size)
+            self._versions.lost_from(self._primary)
             raise
         self._versions.lost_from(made[0])
         return made
@@ -288,10 +287,7 @@ class ElasticWorld:
         """
         self.check_awake()
         self._versions.lost()
-        with torch.inference_mode():
-            for index in range(self.experts.experts // self._settings.world_size, self.rows):
-                for tensor in self.experts.row(index):
-                    tensor.fill_(float("nan") if self._settings.poison else 0.0)
+        empty_rows(self.experts.tensors(), self._primary, self.rows, poison=self._settings.poison)
 
     def loaded(self, version: int) -> None:
         """The rows of the full world hold ``version``, the other rows nothing.

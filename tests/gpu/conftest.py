@@ -60,3 +60,16 @@ def four(gpu, tmp_path_factory):
     running = gpu.Bench(gpu.four_ranks(model, folder, faults=("trial:0:raise:3",)), folder, limit_s=540.0)
     yield running
     running.server.close()
+
+
+@pytest.fixture(scope="module")
+def load(gpu):
+    """Rank 0 has 24 long responses, rank 1 eight short ones."""
+    return gpu.Load((tuple(90 if i % 2 else 60 for i in range(24)), (20,) * 8), prompt=40)
+
+
+@pytest.fixture(scope="module")
+def static(bench, load):
+    """Record of the full world, the reference of the module's rollouts."""
+    bench.arm("static", load, (2,))
+    return bench.records[-1]

@@ -1,31 +1,12 @@
 """EP 2 -> 1 -> 2 on two devices through AsyncLLM: tokens, log-probabilities, graphs, memory."""
 
-import pytest
-
-LENGTHS = (tuple(90 if i % 2 else 60 for i in range(24)), (20,) * 8)
-
-
-@pytest.fixture(scope="module")
-def load(gpu):
-    return gpu.Load(LENGTHS, prompt=40)
-
-
-@pytest.fixture(scope="module")
-def static(bench, load):
-    bench.arm("static", load, (2,))
-    return bench.records[-1]
+from records import checked, whole
 
 
 def last(bench):
-    record = bench.records[-1]
-    assert record["finite_logprobs"], "NaN reached a token"
+    record = checked(bench.records[-1])
     assert record["distinct_responses"] == 32, "responses are equal: the comparison shows nothing"
     return record
-
-
-def whole(record):
-    found = record["against"]
-    return found["same_tokens_and_logprobs"] == found["requests"] == 32
 
 
 def test_the_first_shrink_captures_the_graph_it_needs(bench, load, static):
@@ -78,10 +59,10 @@ def test_topology_restore_leaves_the_leaver_asleep_until_it_is_woken(bench, load
     assert whole(last(bench))
 
 
-def test_the_other_rank_survives_as_well(bench, gpu):
-    load = gpu.Load((LENGTHS[1], LENGTHS[0]), prompt=40)
-    bench.arm("static other", load, (2,))
-    bench.arm("flex other", load, (2, 1))
+def test_the_other_rank_survives_as_well(bench, gpu, load):
+    other = gpu.Load(load.lengths[::-1], prompt=40)
+    bench.arm("static other", other, (2,))
+    bench.arm("flex other", other, (2, 1))
     record = last(bench)
     assert record["transitions"][0]["survivors"] == [1]
     assert whole(record)

@@ -4,30 +4,9 @@ Rows that get memory are NaN until something is moved into them, and captured gr
 """
 
 import pytest
+from records import checked, eager, whole
 
-LENGTHS = (tuple(90 if i % 2 else 60 for i in range(24)), (20,) * 8)
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def load(gpu):
-    return gpu.Load(LENGTHS, prompt=40)
-
-
-@pytest.fixture(scope="module")
-def static(bench, load):
-    bench.arm("static", load, (2,))
-    return bench.records[-1]
-
-
-def whole(record):
-    assert record["finite_logprobs"], "NaN reached a token"
-    found = record["against"]
-    return found["same_tokens_and_logprobs"] == found["requests"] == 32
-
-
-def eager(record):
-    return sum(row["eager"] for row in record["audit"].values())
 
 
 def test_a_smaller_floor_takes_its_rows_from_kv(bench, load, static):
@@ -40,7 +19,7 @@ def test_a_smaller_floor_takes_its_rows_from_kv(bench, load, static):
         assert small == [32, by_floor[1]]
         rows, token = 16 * status["facts"]["row_bytes"], status["facts"]["kv_bytes"] / by_floor[2]
         assert (full[1] - small[1]) * token == pytest.approx(rows, rel=0.15, abs=64 * MIB)
-    assert whole(record)
+    assert whole(checked(record))
     assert eager(record) == 0
 
 
@@ -50,7 +29,7 @@ def test_twenty_sizes_leave_tokens_graphs_and_memory_as_they_were(bench, load, s
         ladder, tokens = (((2,), 8192), ((2, 1), None), ((2, 1), 16384), ((2,), None))[cycle % 4]
         bench.arm(f"size {cycle}", load, ladder, kv_tokens=tokens)
         record = bench.records[-1]
-        assert whole(record)
+        assert whole(checked(record))
         assert eager(record) == 0
         captured += sum(len(t["captured"]) for t in record["transitions"])
         if cycle % 4 == 1:
@@ -66,17 +45,17 @@ def test_planned_residency_moves_and_captures_before_the_first_token(bench, load
     assert record["rehearsals"][0]["moved_rows"] == 16
     (transition,) = record["transitions"]
     assert (transition["moved_rows"], transition["captured"]) == (0, [])
-    assert whole(record)
+    assert whole(checked(record))
     assert eager(record) == 0
 
 
 def test_new_weights_of_the_same_values_change_nothing(bench, load, static):
     bench.sleep_and_reload()
     bench.arm("static, reloaded", load, (2,))
-    assert whole(bench.records[-1])
+    assert whole(checked(bench.records[-1]))
     bench.sleep_and_reload()
     bench.arm("flex, reloaded", load, (2, 1))
     record = bench.records[-1]
     assert record["transitions"][0]["moved_rows"] == 16, "copies of the old weights must not be used"
-    assert whole(record)
+    assert whole(checked(record))
     assert eager(record) == 0

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -30,3 +31,10 @@ def verl_config(name="cpu_flexfloor", *overrides, folder=None):
         if folder is not None:
             config.trainer.default_local_dir = str(folder)
     return config
+
+
+def finished(command, folder, env):
+    """Runs verl to its end in a process of its own; everything it prints is kept in ``folder``."""
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=560)
+    (folder / "log.txt").write_text(done.stdout + done.stderr)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

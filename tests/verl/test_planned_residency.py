@@ -5,11 +5,10 @@ Long: runs with FLEXFLOOR_LONG=1.
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from composed import ROOT
+from composed import ROOT, finished
 
 from flexfloor.events import read_events
 from flexfloor.ledger import load_run
@@ -35,9 +34,7 @@ def folder(tmp_path_factory):
         "+flexfloor.kv.capacity.planned={1:8192,2:8192,4:8192}",
     ]
     command = train_cpu.command("cpu_flexfloor", "planned", folder, train, val, more)
-    done = subprocess.run(command, capture_output=True, text=True, env=train_cpu.environment(folder), timeout=560)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    finished(command, folder, train_cpu.environment(folder))
     return folder
 
 

@@ -9,13 +9,12 @@ small    two prompts a step on four ranks
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from composed import ROOT
+from composed import ROOT, finished
 
 from flexfloor.history import HistoryStore
 from flexfloor.plan import EpochPlan
@@ -69,9 +68,7 @@ def run(request, tmp_path_factory):
         *shape.more,
     ]
     command = train_cpu.command("cpu_flexfloor", request.param, folder, train, val, more)
-    done = subprocess.run(command, capture_output=True, text=True, env=train_cpu.environment(folder), timeout=560)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    finished(command, folder, train_cpu.environment(folder))
     return shape, folder
 
 

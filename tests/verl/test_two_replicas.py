@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from composed import ROOT, finished
 from ray_head import ray_head
 
 from flexfloor.events import read_events
@@ -15,7 +14,6 @@ from flexfloor.history import HistoryStore
 from flexfloor.ledger import load_run
 from flexfloor.plan import EpochPlan
 
-ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 PROMPTS, N = 8, 2
 
@@ -39,11 +37,7 @@ def folder(tmp_path_factory):
     ]
     command = train_cpu.command("cpu_flexfloor", "two", folder, train, val, more)
     with ray_head(gpus=2, nodes=2, cpus=12, env=train_cpu.environment(folder)) as (_, address, variables):
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**variables, "RAY_ADDRESS": address}, timeout=560
-        )
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        finished(command, folder, {**variables, "RAY_ADDRESS": address})
     return folder
 
 

@@ -54,7 +54,6 @@ class AscendDevice(GraphedDevice):
         return Limits(
             graphs=True,
             kv_resize=False,
-            unmap_rows=False,
             refused_options=refused,
             slow_groups=True,
             keep_groups=KEPT_SETS,

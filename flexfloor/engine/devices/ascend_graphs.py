@@ -69,15 +69,7 @@ class AclGraphs(DecodeGraphs):
         return cls(runner) if isinstance(runner.model, ACLGraphWrapper) else None
 
     def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
-        """Capture what the graphs of ``group`` lack up to ``load`` requests, and use them; joint.
-
-        Args:
-            group: the groups of the world.
-            load: most requests that a rank has.
-            lean: capture the bucket of ``load`` alone; smaller batches are padded to the next one that is there.
-
-        Returns:
-            ``captured``: buckets captured now; ``kept``: buckets found; ``capture``: seconds.
+        """See :meth:`flexfloor.engine.devices.decode_graphs.DecodeGraphs.ready`.
 
         Raises:
             ProtocolError: the members would capture different buckets, or one was not captured.
@@ -85,7 +77,7 @@ class AclGraphs(DecodeGraphs):
         began = time.perf_counter()
         there = self.used.entries if self.used.group is group else {}
         kept = sorted(int(key.num_tokens) for key in there)
-        missing = [key for key in self.buckets(load)[: 1 if lean else None] if key not in there]
+        missing = self.lacking(load, there, lean=lean)
         agree(group, [int(key.num_tokens) for key in missing])
         torch.npu.synchronize()
         if self.used.group is not group:

@@ -29,8 +29,7 @@ class Limits:
 
     Attributes:
         graphs: decode graphs are captured.
-        kv_resize: KV can be sized anew between steps.
-        unmap_rows: expert rows a step does not need can be given to KV.
+        kv_resize: expert rows that a step does not need can be given to KV between steps.
         refused_options: option -> why it cannot work here.
         slow_groups: making a group takes long, so the channel of the rows is made at the start.
         keep_groups: most survivor sets that may keep their groups.
@@ -38,7 +37,6 @@ class Limits:
 
     graphs: bool
     kv_resize: bool
-    unmap_rows: bool
     refused_options: dict[str, str]
     slow_groups: bool = False
     keep_groups: int = 1 << 20

@@ -36,7 +36,7 @@ class CpuDevice(Device):
 
     def limits(self) -> Limits:
         """No graphs; memory of rows and KV that a step does not need goes back to the system."""
-        return Limits(graphs=False, kv_resize=True, unmap_rows=True, refused_options={})
+        return Limits(graphs=False, kv_resize=True, refused_options={})
 
     def patch(self, combine: str) -> None:
         """See :mod:`flexfloor.engine.devices.cpu_ops` and ``cpu_sampling``."""

@@ -45,7 +45,7 @@ class CudaDevice(GraphedDevice):
 
     def limits(self) -> Limits:
         """Graphs are captured; expert rows and KV share the memory and change places between steps."""
-        return Limits(graphs=True, kv_resize=True, unmap_rows=True, refused_options={}, slow_groups=True)
+        return Limits(graphs=True, kv_resize=True, refused_options={}, slow_groups=True)
 
     def patch(self, combine: str) -> None:
         """Counts model steps; in verification mode see :mod:`flexfloor.engine.devices.cuda_combine`."""

@@ -71,8 +71,7 @@ class GraphStore(DecodeGraphs):
             self._drop(group.ranks)
             found = GraphSet(group, now)
         kept = sorted(key.num_tokens for key in found.entries)
-        needed = self.buckets(load)[:1] if lean else self.buckets(load)
-        missing = [key for key in needed if key not in found.entries]
+        missing = self.lacking(load, found.entries, lean=lean)
         self.use(found, extra=missing)
         began = time.perf_counter()
         self._capture(found, missing)

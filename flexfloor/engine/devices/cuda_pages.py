@@ -29,12 +29,10 @@ class Piece:
     Attributes:
         handle: device, bytes, address and address of the memory handle, as vLLM's extension takes them.
         tag: the pool.
-        mapped: it has memory, or had when the allocator went to sleep.
     """
 
     handle: tuple[int, int, int, int]
     tag: str
-    mapped: bool = True
 
 
 @dataclass
@@ -99,21 +97,19 @@ class CuMemPages:
 
         table = _allocator().pointer_to_data
         ranges = whole_pages([span for spans in holes for span in spans], PAGE)
-        wanted = {address: _inside(piece, ranges) for address, piece in self.pieces.items()}
+        empty = {address: _inside(piece, ranges) for address, piece in self.pieces.items()}
         asleep = {data.tag for data in table.values() if data.is_asleep}
         torch.cuda.synchronize()
         for address, piece in self.pieces.items():
-            if piece.mapped and wanted[address]:
+            if empty[address] and address in table:
                 if piece.tag not in asleep:
                     unmap_and_release(piece.handle)
                 del table[address]
-                piece.mapped = False
         for address, piece in self.pieces.items():
-            if not piece.mapped and not wanted[address]:
+            if not empty[address] and address not in table:
                 if piece.tag not in asleep:
                     create_and_map(piece.handle)
                 table[address] = AllocationData(piece.handle, piece.tag, is_asleep=piece.tag in asleep)
-                piece.mapped = True
 
     def awake(self, tensor: torch.Tensor) -> bool:
         """Whether the pool of a tensor is mapped."""
@@ -124,7 +120,8 @@ class CuMemPages:
 
     def backed(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """See :meth:`flexfloor.engine.devices.base.Device.backed`."""
-        empty = sorted((a, a + piece.handle[1]) for a, piece in self.pieces.items() if not piece.mapped)
+        table = _allocator().pointer_to_data
+        empty = sorted((a, a + piece.handle[1]) for a, piece in self.pieces.items() if a not in table)
         return between(tensor, empty)
 
 

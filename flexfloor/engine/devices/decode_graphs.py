@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from flexfloor.engine.coordinators import Group
@@ -35,8 +35,11 @@ class DecodeGraphs(ABC):
 
     def wanted(self, load: int) -> int:
         """Size of the bucket of ``load`` requests where the graphs in use lack it, else 0."""
-        needed = self.buckets(load)[:1]
-        return next((int(key.num_tokens) for key in needed if key not in self.used.entries), 0)
+        return next((int(key.num_tokens) for key in self.lacking(load, self.used.entries, lean=True)), 0)
+
+    def lacking(self, load: int, there: Container[Any], *, lean: bool) -> list[Any]:
+        """Buckets up to ``load`` requests that are not ``there``, largest first; ``lean``: that of ``load`` alone."""
+        return [key for key in self.buckets(load)[: 1 if lean else None] if key not in there]
 
     @abstractmethod
     def ready(self, group: Group, load: int, *, lean: bool = False) -> dict[str, Any]:
