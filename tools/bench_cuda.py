@@ -157,6 +157,7 @@ def transitions(folder: Path) -> dict[str, Any]:
             "to": e.fields["to"],
             **{part: round(e.fields[part] * 1e3, 2) for part in PARTS if part in e.fields},
             "quorum_to_token_ms": round(1e3 * sum(e.fields.get(part, 0.0) for part in PARTS), 2),
+            "wall_ms": round(1e3 * (e.t - max(t for t in left if t < e.t)), 2),
             "moved_bytes": e.fields.get("moved_bytes", 0),
             "captured": e.fields.get("captured", []),
         }
@@ -164,8 +165,18 @@ def transitions(folder: Path) -> dict[str, Any]:
         if e.event == "stage_commit"
     ]
     starts = {e.rank: e.t for e in events if e.event == "sleep_start"}
+    left = [e.t for e in events if e.event == "detach_start"]
+    done = {e.rank: e.t for e in events if e.event == "local_complete"}
+    over = max((e.t for e in events if e.event == "generation_end"), default=0.0)
+    restored = {e.rank: e.t for e in events if e.event == "restore_start"}
+    allowed = sum(over - done[rank] for rank in starts)
     return {
         "commits": commits,
+        "allowed_rank_s": round(allowed, 4),
+        "released_share": round(free_rank_seconds(folder) / allowed, 4) if allowed else None,
+        "woken_before_restore_s": [
+            round(restored[e.rank] - e.t, 4) for e in events if e.event == "wake_start" and e.t < restored[e.rank]
+        ],
         "rehearsal_s": [round(e.fields["seconds"], 3) for e in events if e.event == "rehearsal" and e.rank == 0],
         "later_captures": [
             [e.fields["sizes"], round(e.fields["seconds"], 4)] for e in events if e.event == "capture_end"
@@ -181,6 +192,12 @@ def transitions(folder: Path) -> dict[str, Any]:
             [e.rank, e.fields["count"], round(e.fields["seconds"], 4)] for e in events if e.event == "dummy_steps"
         ],
     }
+
+
+def free_rank_seconds(folder: Path) -> float:
+    """Rank-seconds that were free for certain."""
+    report = report_json(load_run(folder))
+    return float(report["ranks"] * report["window_seconds"] - max(report["occupied_rank_seconds"]))
 
 
 def no_plan(stock: Stock, ours: Ours, requests: Sequence[Request], pairs: int) -> dict[str, Any]:
@@ -202,7 +219,7 @@ def no_plan(stock: Stock, ours: Ours, requests: Sequence[Request], pairs: int) -
 def calibration(ours: Ours, config: FlexFloorConfig, folder: Path, rounds: int) -> Calibrated:
     """On prompts of its own; written to ``folder``."""
     (folder / "events").mkdir(parents=True)
-    grid = Grid((1, 8, 16, 32, 64), (128,), tokens=40, rounds=rounds)
+    grid = Grid((1, 8, 16, 32, 64), (128,), tokens=40, rounds=rounds, sampling=SAMPLING)
     campaign = Campaign(ours.server, ours.statuses, config, ours.facts, grid, folder / "events", Watcher())
     campaign.warm_up()
     for _ in range(rounds):

@@ -102,6 +102,7 @@ class Arm:
                 }
                 for start, e in zip(self.named("sleep_start"), self.named("sleep_end"), strict=False)
             ],
+            "woken_before_restore_s": self.early(),
             "rehearsals": [{k: e.get(k) for k in ("moved_rows", "captured")} for e in self.named("rehearsal")],
             "room": {e["rank"]: [e["rows"], e["kv_tokens"]] for e in self.named("plan_installed")},
             "faults": [e for e in self.events if e["event"] in ("fault", "plan_skipped")],
@@ -113,6 +114,12 @@ class Arm:
     def named(self, name: str) -> list[dict[str, Any]]:
         """Events of this name, in order of time."""
         return sorted((e for e in self.events if e["event"] == name), key=lambda e: e["t"])
+
+    def early(self) -> dict[str, float]:
+        """Seconds from a rank's wake to the restore, where the wake came first."""
+        restored = {e["rank"]: e["t"] for e in self.named("restore_start")}
+        woken = {e["rank"]: e["t"] for e in self.named("wake_start")}
+        return {str(rank): round(restored[rank] - t, 4) for rank, t in woken.items() if t < restored[rank]}
 
     def audit(self) -> dict[str, dict[str, int]]:
         """Steps with requests of each rank: full, eager, prefill."""

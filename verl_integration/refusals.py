@@ -143,11 +143,6 @@ def unfitting(config: Any, section: FlexFloorConfig) -> list[tuple[bool, str, st
             "set it to naive (trainer and rollout share their devices)",
         ),
         (
-            bool(engine.get("async_scheduling", False)),
-            f"{name}.engine_kwargs.vllm.async_scheduling is true: batch queues must be empty at a transition",
-            "switch it off",
-        ),
-        (
             bool(engine.get("enable_eplb", False)),
             f"{name}.engine_kwargs.vllm.enable_eplb moves expert rows behind the plan's back",
             "switch it off",

@@ -22,7 +22,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from flexfloor.driver.checks import device_slots
 from flexfloor.driver.children import ForkServer, Spawn, children_of, warm_up
-from flexfloor.driver.engines import CallFailedError, Engines
+from flexfloor.driver.engines import CallFailedError, Engines, async_scheduling
 from flexfloor.driver.processes import GRACE_S
 from flexfloor.driver.spec import CLEARED, CPU_KV_BYTES, STALL_MARGIN_S
 from flexfloor.driver.watchdog import SETTLE_S, Watchdog
@@ -98,7 +98,10 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         if device_slots() is None:
             engine_kwargs.setdefault("kv_cache_memory_bytes", CPU_KV_BYTES)
         engine_kwargs.update({name: value for name, value in own.items() if value is not None})
-        engine_kwargs.update({"async_scheduling": False, "worker_extension_cls": EXTENSION})
+        engine_kwargs["worker_extension_cls"] = EXTENSION
+        ahead = async_scheduling()
+        if ahead is not None:
+            engine_kwargs.setdefault("async_scheduling", ahead)
 
     async def run_server(self, args: Any) -> None:
         """Starts the engines: guarded, on CPU from a fork server; then watches them."""

@@ -19,6 +19,7 @@ from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer, Server
+from flexfloor.driver.orders import Sampling
 from flexfloor.driver.room import changes, kv_room
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.errors import InputError
@@ -58,6 +59,7 @@ def calibrate(
         rounds,
         idle,
         seed,
+        replace(Sampling.of(settings), ignore_eos=True),
     )
     if not grid.contexts:
         raise InputError("names no prompt length; write for example 16 or 64,1024", field="contexts")

@@ -33,6 +33,7 @@ FEWEST = 6
 CHUNK = 2048
 """Prompt tokens of an iteration where the configuration names none (vLLM's smallest default)."""
 SHORT_PROMPT = 2
+DRAWN = Sampling(temperature=1.0, ignore_eos=True)
 BLOCK = 128
 
 
@@ -47,6 +48,7 @@ class Grid:
         rounds: how often each point is measured.
         idle: whether worlds with idle ranks are measured too.
         seed: seed of the prompts.
+        sampling: how tokens are drawn; a seed for every request takes the sampler a while.
     """
 
     batches: tuple[int, ...]
@@ -55,6 +57,7 @@ class Grid:
     rounds: int = 3
     idle: bool = True
     seed: int = 0
+    sampling: Sampling = DRAWN
 
 
 class Point(NamedTuple):
@@ -167,7 +170,7 @@ def order_of(point: Point, index: int, config: FlexFloorConfig, grid: Grid, room
         ladder=(world,) if point.ep == world else (world, point.ep),
         rank_order=config.leave_order,
         requests=tuple(requests),
-        sampling=Sampling(temperature=1.0, ignore_eos=True),
+        sampling=grid.sampling,
         run="calibration",
         events_dir=events_dir,
         seed=grid.seed,

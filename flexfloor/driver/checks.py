@@ -34,7 +34,6 @@ _UNTESTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_transfer_config": ((None,), "remove it: KV connectors are not supported yet"),
     "quantization": ((None,), "remove it: quantised experts are not supported yet"),
     "enable_eplb": ((None, False), "remove it: expert rebalancing moves rows behind the plan's back"),
-    "async_scheduling": ((None, False), "remove it: batch queues must be empty at a transition"),
     "data_parallel_size": ((None,), _OWNED),
     "enable_expert_parallel": ((None, True), _OWNED),
     "worker_extension_cls": ((None,), _OWNED),

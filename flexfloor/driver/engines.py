@@ -41,6 +41,16 @@ class CallFailedError(Exception):
         super().__init__(f"rank {rank}: {what}")
 
 
+def async_scheduling() -> bool | None:
+    """Whether vLLM prepares a batch while the one before runs: its own choice (None) on CUDA, elsewhere not.
+
+    VLLM never does on CPU; on Ascend batches in flight across a transition were not read.
+    """
+    from vllm.platforms import current_platform
+
+    return None if current_platform.is_cuda() else False
+
+
 class Engines:
     """AsyncLLM with one engine core a rank.
 
@@ -66,7 +76,11 @@ class Engines:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-        arguments = {"distributed_executor_backend": UniProcExecutor, **spec.engine}
+        arguments = {
+            "distributed_executor_backend": UniProcExecutor,
+            "async_scheduling": async_scheduling(),
+            **spec.engine,
+        }
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             arguments["enforce_eager"] = True

@@ -99,7 +99,6 @@ class ServerSpec:
             "tensor_parallel_size": 1,
             "data_parallel_size": config.world_size,
             "enable_expert_parallel": True,
-            "async_scheduling": False,
             "worker_extension_cls": EXTENSION,
         }
         return cls(

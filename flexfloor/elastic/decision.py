@@ -19,7 +19,7 @@ class Action(Enum):
     RUN = "run"
     """Go on in the current world."""
     ARM = "arm"
-    """All ranks hold the same plan: from now on sync at every iteration."""
+    """All ranks hold the same plan: from now on they meet as :mod:`flexfloor.elastic.cadence` says."""
     SHRINK = "shrink"
     RESTORE = "restore"
     """Full world in mid-rollout (a parked rank has a request, or someone asked)."""
@@ -114,7 +114,7 @@ def decide(world: World, rows: Sequence[Row]) -> Decision:
 
 def _shrink(world: World, rows: Sequence[Row]) -> Decision | None:
     """SHRINK to the deepest installed size whose quorum of completed members is reached."""
-    if world.gate or world.syncs < world.retry_at or any(rows[rank].busy for rank in world.members):
+    if world.gate or world.syncs < world.retry_at:
         return None
     idle = tuple(rank for rank in world.members if complete(rows[rank]))
     busy = tuple(rank for rank in world.members if rank not in idle)

@@ -15,7 +15,7 @@ from flexfloor.elastic.states import Phase
 from flexfloor.elastic.vector import Row
 
 PATIENCE = 4
-"""Sync points for which a smaller graph must have been of use: a load that falls fast passes sizes by."""
+"""Iterations for which a smaller graph must have been of use: a load that falls fast passes sizes by."""
 
 
 class Recapture:
@@ -37,30 +37,43 @@ class Recapture:
         self._load = self._wanted = self._since = 0
         self._off = False
 
-    def wish(self) -> int:
-        """What this rank tells the others: the graph it lacks, 0 for none."""
-        world = self._seat.world
-        small = world.armed and len(world.members) < world.size and self._seat.rank in world.members
-        wanted = self._lacking() if small and self._load and not self._off else 0
-        self._since = self._since + 1 if wanted == self._wanted else 0
-        self._wanted = wanted
-        return wanted if self._since >= PATIENCE else 0
+    def wish(self, passed: int) -> int:
+        """What this rank tells the others: the graph it lacks, 0 for none.
 
-    def _lacking(self) -> int:
-        """The worker's answer, asked again only after a transition or another load."""
-        now = (self._load, self._seat.serial)
-        if self._asked != now:
-            self._asked, self._answer = now, self._seat.worker.capture_wanted(self._load)
-        return self._answer
+        Args:
+            passed: iterations since the last sync point.
+        """
+        self._since += passed
+        return self._wanted if self._since >= PATIENCE else 0
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """The members' load, from the rows of a sync point."""
-        self._load = max(rows[rank].unfinished for rank in self._seat.world.members)
+        """The members' load, from the rows of a sync point, and the graph that it lacks."""
+        self._load = self._largest(rows)
+        wanted = self._lacking(self._load)
+        if wanted != self._wanted:
+            self._wanted, self._since = wanted, 0
+
+    def _largest(self, rows: Sequence[Row]) -> int:
+        return max(rows[rank].unfinished for rank in self._seat.world.members)
+
+    def _lacking(self, load: int) -> int:
+        """The worker's answer, asked again only after a transition or another load."""
+        world = self._seat.world
+        if not world.armed or len(world.members) == world.size or self._seat.rank not in world.members:
+            return 0
+        if not load or self._off:
+            return 0
+        now = (load, self._seat.serial)
+        if self._asked != now:
+            self._asked, self._answer = now, self._seat.worker.capture_wanted(load)
+        return self._answer
 
     def due(self, rows: Sequence[Row]) -> bool:
-        """Every member lacks the same graph and no batch is in flight."""
+        """Every member lacks the same graph, and the load has not halved since; the same answer on all ranks."""
         wishes = {rows[rank].capture for rank in self._seat.world.members}
-        return len(wishes) == 1 and 0 not in wishes and not any(row.busy or row.pause for row in rows)
+        if len(wishes) > 1 or 0 in wishes or any(row.pause for row in rows):
+            return False
+        return 2 * self._largest(rows) > self._load
 
     def carry_out(self) -> None:
         """Capture it; where that fails the step goes on with the graphs it has."""

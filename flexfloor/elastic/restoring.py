@@ -84,7 +84,7 @@ def wake_all(seat: Seat) -> None:
 
 def _wake_acts(seat: Seat, ticket: Ticket) -> list[tuple[Phase, Act]]:
     def wake() -> None:
-        if seat.rank in ticket.woken:
+        if seat.rank in ticket.woken and not seat.early_wake.begun:
             seat.ballot.emit("wake_start")
         seat.worker.wake(ticket)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.decision import World
+from flexfloor.elastic.early_wake import EarlyWake
 from flexfloor.elastic.parking import Parking
 from flexfloor.elastic.placement import Move, Placement
 from flexfloor.elastic.states import Phase, RankState, moved
@@ -49,6 +50,7 @@ class Seat:
         self.asleep: set[int] = set()
         self.worker, self.ballot = worker, ballot
         self.parking = Parking(ballot, worker)
+        self.early_wake = EarlyWake(ballot, worker)
         self.leaving = False
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False
@@ -98,5 +100,6 @@ class Seat:
         self.world.attempts.clear()
         self.asleep = set(asleep)
         self.go(RankState.MEMBER)
+        self.early_wake.reset()
         self.channel_broken = False
         self.restore_attempts = 0

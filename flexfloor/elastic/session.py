@@ -16,7 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
+from flexfloor.elastic.cadence import stride
 from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
+from flexfloor.elastic.early_wake import tokens_left
 from flexfloor.elastic.loading import Rows, load
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.recapture import Recapture
@@ -42,6 +44,7 @@ class Session(Seat):
         self._want_restore = False
         self._completed = False
         self._running = False
+        self._stride, self._passed = 1, 0
         self._unrehearsed = False
         self._resident: Rows = {}
         self._rows = self._fewest_rows = placement.capacity
@@ -57,7 +60,7 @@ class Session(Seat):
 
     @property
     def eager(self) -> bool:
-        """True when this rank syncs at every iteration: a plan is armed, or installed and no wave runs.
+        """True when the protocol says when this rank syncs: a plan is armed, or installed and no wave runs.
 
         In a running wave others may not have the plan yet, so all keep vLLM's interval until it is armed.
         """
@@ -178,6 +181,11 @@ class Session(Seat):
 
     # -- one sync point --------------------------------------------------------------------
 
+    def due(self) -> bool:
+        """Called once an iteration: whether it ends with a sync point; see :mod:`flexfloor.elastic.cadence`."""
+        self._passed += 1
+        return self._passed >= self._stride
+
     def sync(self, local: Local) -> Outcome:
         """Meet the other ranks once, decide, and carry the decision out.
 
@@ -190,6 +198,10 @@ class Session(Seat):
         self._after_first_step()
         decision = self._decide(rows)
         self._note_completion(rows[self.rank])
+        rehearsal = self._unrehearsed and not any(row.pause for row in rows)
+        recapture = decision.action is Action.RUN and self._recapture.due(rows)
+        if rehearsal or recapture or decision.action in (Action.SHRINK, Action.RESTORE, Action.FINISH):
+            self.worker.drain()
         if decision.action is Action.SHRINK:
             load = max(rows[rank].unfinished for rank in self.world.members)
             shrink(self, decision, agreed_s, self._rank_order(), load)
@@ -197,11 +209,15 @@ class Session(Seat):
             restore(self, "full", f"rank {decision.rank} asked for the full world")
         elif decision.action is Action.FINISH:
             self._finish()
-        elif self._unrehearsed and not any(row.busy or row.pause for row in rows):
+        elif rehearsal:
             self._rehearse(rows)
-        elif decision.action is Action.RUN and self._recapture.due(rows):
+        elif recapture:
             self._recapture.carry_out()
         self._recapture.learn(rows)
+        changed = decision.action in (Action.SHRINK, Action.RESTORE)
+        passed, self._passed, self._stride = self._passed, 0, stride(self.world, rows, changed=changed)
+        if decision.action is Action.RUN:
+            self._wake_early(rows, passed)
         if len(self.world.members) == self.world.size:
             self._want_restore = False
         self._running = decision.running
@@ -220,9 +236,9 @@ class Session(Seat):
             kv_free=local.kv_free,
             want_restore=int(self._want_restore),
             pause=int(local.pause),
-            busy=int(local.busy),
-            capture=self._recapture.wish(),
+            capture=self._recapture.wish(self._passed),
             rows=self._fewest_rows,
+            tokens_left=local.tokens_left,
             phase=int(Phase.AGREE),
         )
 
@@ -274,6 +290,13 @@ class Session(Seat):
             self.leaving = False
             self.go(RankState.PARKED)
             self.parking.begin()
+            self.early_wake.reset()
+
+    def _wake_early(self, rows: list[Row], passed: int) -> None:
+        """On a parked rank whose memory the end of the step brings back."""
+        asleep = self.state is RankState.PARKED and not self.parking.releasing
+        if asleep and self.step is not None and self.step.end == "full":
+            self.early_wake.follow(tokens_left(rows, self.world.members), passed, self._stride)
 
     def _finish(self) -> None:
         self.ballot.emit("generation_end")

@@ -45,13 +45,13 @@ class Local:
         unfinished: requests in the scheduler that are not finished.
         kv_free: free KV blocks.
         pause: vLLM's two-phase pause is pending.
-        busy: batches are in flight.
+        tokens_left: most tokens that an unfinished request may still give (needed while a plan is armed).
     """
 
     unfinished: int = 0
     kv_free: int = 0
     pause: bool = False
-    busy: bool = False
+    tokens_left: int = 0
 
 
 @dataclass(frozen=True)

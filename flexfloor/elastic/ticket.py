@@ -47,6 +47,9 @@ class Worker(Protocol):
     it fails; the vote that follows tells the others.
     """
 
+    def drain(self) -> None:
+        """Take in the results of batches in flight (asynchronous scheduling); local, before a transition."""
+
     def prepare(self, ticket: Ticket) -> None:
         """Local checks and buffers; no collective."""
 
@@ -82,6 +85,12 @@ class Worker(Protocol):
 
     def wake(self, ticket: Ticket) -> None:
         """Ranks in ``ticket.woken`` get their memory back; local."""
+
+    def start_wake(self) -> None:
+        """Start getting this rank's memory back, off the core loop; ``wake`` waits for the rest."""
+
+    def wake_seconds(self) -> float:
+        """How long this rank's memory took to come back the last time; 0 before the first."""
 
     def refill(self, ticket: Ticket) -> dict[str, float]:
         """Weights of ``ticket.woken`` and moved rows come from their peers; joint."""

@@ -30,12 +30,12 @@ class Row(NamedTuple):
     """1 when this rank asks for the full world in mid-rollout."""
     pause: int = 0
     """1 while vLLM's two-phase pause is pending on this rank."""
-    busy: int = 0
-    """1 while batches are in flight (a transition waits until none are)."""
     capture: int = 0
-    """Decode graph that this member lacks and has had use for during some sync points, 0 for none."""
+    """Decode graph that this member lacks and has had use for during some iterations, 0 for none."""
     rows: int = 0
     """Fewest expert rows that had memory on this rank at any time since the last armed step."""
+    tokens_left: int = 0
+    """Most tokens that an unfinished request of this rank may still give; 0 without a plan."""
     vote: int = 0
     """Vote on a phase, see :mod:`flexfloor.elastic.ballot`; 0 without one."""
     phase: int = 0

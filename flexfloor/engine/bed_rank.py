@@ -140,6 +140,7 @@ class BedRank:
     def run(self, rollout: Rollout) -> RankResult:
         """One rollout of this rank, in lock-step with the others."""
         from flexfloor.elastic.step import Local, Step
+        from flexfloor.engine.core import tokens_left
 
         mine = sorted((r for r in rollout.requests if r.rank == self.rank), key=lambda r: r.at)
         early = sum(r.at == 0 for r in mine)
@@ -170,14 +171,14 @@ class BedRank:
                 self.session.request_restore()
             if not self.session.idle:
                 self._step(result, iteration)
-            outcome = self.session.sync(
-                Local(
+            if self.session.due():
+                local = Local(
                     unfinished=scheduler.get_num_unfinished_requests(),
                     kv_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                    tokens_left=tokens_left(scheduler),
                 )
-            )
+                running = self.session.sync(local).running
             result.worlds.append(tuple(self.session.world.members))
-            running = outcome.running
             iteration += 1
         result.status = self.session.status()
         return result

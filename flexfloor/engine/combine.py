@@ -1,10 +1,11 @@
 """The EP-invariant combine (verification mode).
 
 vLLM adds the ranks' partial expert outputs in the model's dtype, in an order that depends on
-the EP size, so that a token's output changes in the last bits when the world shrinks. Here
-the experts return one row a top-k slot: only one rank contributes to a slot, so its sum over
-ranks is exact, and the slots are then added in float32 in their own order, at every EP size.
-It costs top-k times the combine traffic.
+the EP size, so that a token's output changes in the last bits when the world shrinks. A device
+replaces that by something that no grouping of the top-k slots into ranks can change: on CPU one
+row a slot travels (only one rank contributes to a slot, so its sum over ranks is exact) and the
+slots are added in float32 in their own order, at top-k times the traffic; CUDA sums exactly, see
+:mod:`flexfloor.engine.devices.cuda_combine`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 
 from flexfloor.engine import upstream
 
-SumSlots = Callable[[torch.Tensor, torch.Tensor], None]
+Finish = Callable[[torch.Tensor, torch.Tensor], object]
+Travelling = Callable[[torch.Tensor], torch.Tensor]
 
 
 def sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
@@ -28,17 +30,23 @@ def sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
     output.copy_(total)
 
 
-_sum_slots: SumSlots = sum_slots
+def _as_it_is(experts: torch.Tensor) -> torch.Tensor:
+    return experts
 
 
-def apply(total: SumSlots = sum_slots) -> None:
-    """Patch dispatch/combine of this process; the experts must return [M, topk * K].
+_finish: Finish = sum_slots
+_travelling: Travelling = _as_it_is
+
+
+def apply(finish: Finish = sum_slots, travelling: Travelling = _as_it_is) -> None:
+    """Patch dispatch/combine of this process.
 
     Args:
-        total: sums as :func:`sum_slots` does.
+        finish: writes the layer's output [M, K] from what the combine has summed over the ranks.
+        travelling: what the experts have returned, as it is summed over the ranks.
     """
-    global _sum_slots
-    _sum_slots = total
+    global _finish, _travelling
+    _finish, _travelling = finish, travelling
     upstream.check(upstream.COMBINE)
     from vllm.model_executor.layers.fused_moe.prepare_finalize.naive_dp_ep import (
         MoEPrepareAndFinalizeNaiveDPEPModular,
@@ -60,7 +68,8 @@ def _finalize_group(
 ) -> None:
     from vllm.distributed import get_ep_group
 
-    _sum_slots(output, get_ep_group().combine(fused_expert_output, is_sequence_parallel=self.is_sequence_parallel))
+    part = _travelling(fused_expert_output)
+    _finish(output, get_ep_group().combine(part, is_sequence_parallel=self.is_sequence_parallel))
 
 
 def _finalize_alone(
@@ -72,4 +81,4 @@ def _finalize_alone(
     apply_router_weight_on_input: bool,
     weight_and_reduce_impl: Any,
 ) -> None:
-    _sum_slots(output, fused_expert_output)
+    _finish(output, _travelling(fused_expert_output))

@@ -22,6 +22,13 @@ from flexfloor.events import EventWriter, event_file
 GATE_PAUSE_S = 0.001
 
 
+def tokens_left(scheduler: Any) -> int:
+    """Most tokens that an unfinished request of vLLM's scheduler may still give beyond those in flight; 0: none."""
+    unfinished = [*scheduler.running, *scheduler.waiting]
+    given = (request.num_output_tokens + request.num_output_placeholders for request in unfinished)
+    return max((request.max_tokens - own for request, own in zip(unfinished, given, strict=True)), default=0)
+
+
 class ElasticCore:
     """What FlexFloor adds to one engine core.
 
@@ -85,8 +92,8 @@ class ElasticCore:
         """The DP sync point; returns whether the engines keep running."""
         engine, session = self.engine, self.session
         engine.step_counter += 1
-        due = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
-        if not (session.eager or due):
+        stock = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
+        if not (session.due() if session.eager else stock):
             return True
         if session.held:
             time.sleep(GATE_PAUSE_S)
@@ -99,7 +106,7 @@ class ElasticCore:
                 unfinished=scheduler.get_num_unfinished_requests() if unfinished else 0,
                 kv_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
                 pause=engine.pending_pause,
-                busy=bool(engine.batch_queue),
+                tokens_left=tokens_left(scheduler) if session.world.armed else 0,
             )
         )
         if outcome.paused:

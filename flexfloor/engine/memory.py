@@ -32,6 +32,9 @@ def storages_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(seen.values())
 
 
+WAKE_DEADLINE_S = 60.0
+
+
 class Memory:
     """What a parked rank gives back.
 
@@ -40,6 +43,10 @@ class Memory:
         model: the loaded model.
         runner: vLLM's model runner (owner of the KV tensors).
         poison: fill with NaN before release and after reclaim (tests).
+
+    Attributes:
+        released: weights and KV have no memory, or their memory is coming back.
+        reclaim_s: how long the memory took to come back the last time, seconds; 0 before the first.
     """
 
     def __init__(self, device: Device, model: torch.nn.Module, runner: Any, *, poison: bool) -> None:
@@ -47,7 +54,10 @@ class Memory:
         self._model, self._runner = model, runner
         self._thread: threading.Thread | None = None
         self._report: dict[str, Any] | None = None
+        self._waking: threading.Thread | None = None
+        self._not_woken: Exception | None = None
         self.released = False
+        self.reclaim_s = 0.0
 
     def weights(self) -> list[torch.Tensor]:
         """Parameters that hold memory, in an order equal on all ranks."""
@@ -93,19 +103,53 @@ class Memory:
         self.released = self._report is not None and "error" not in self._report
         return self._report
 
-    def reclaim(self) -> None:
-        """Memory for weights (undefined, or NaN in tests) and KV (zero); idempotent."""
+    def start_reclaim(self) -> None:
+        """Begin to :meth:`reclaim` in a thread of its own; idempotent.
+
+        Raises:
+            ProtocolError: memory is still being released.
+        """
         if self._thread is not None:
             raise ProtocolError("memory is still being released")
-        if not self.released:
-            return
+        if self.released and self._waking is None:
+            self._waking = threading.Thread(target=self._wake, name="flexfloor-wake", daemon=True)
+            self._waking.start()
+
+    def _wake(self) -> None:
+        try:
+            self._reclaim()
+        except Exception as error:  # noqa: BLE001 - raised by whoever needs the memory
+            self._not_woken = error
+
+    def reclaim(self) -> None:
+        """Memory for weights (undefined, or NaN in tests) and KV (zero); waits for what was started; idempotent.
+
+        Raises:
+            ProtocolError: memory is still being released, or has not come back in time.
+        """
+        if self._thread is not None:
+            raise ProtocolError("memory is still being released")
+        if self._waking is not None:
+            self._waking.join(WAKE_DEADLINE_S)
+            if self._waking.is_alive():
+                raise ProtocolError(f"memory has not come back within {WAKE_DEADLINE_S} s")
+            self._waking = None
+            failed, self._not_woken = self._not_woken, None
+            if failed is not None:
+                raise failed
+        elif self.released:
+            self._reclaim()
+        self.released = False
+
+    def _reclaim(self) -> None:
+        began = time.perf_counter()
         weights, kv = self.weights(), self.kv()
         self._device.reclaim([*weights, *kv])
         with torch.inference_mode():
             if self._poison:
                 self._poison_all(weights)
             self._device.clear(kv)
-        self.released = False
+        self.reclaim_s = time.perf_counter() - began
 
     def _poison_all(self, tensors: Sequence[torch.Tensor]) -> None:
         with torch.inference_mode():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ class RpcWorker:
     def call(self, method: str, *args: Any) -> Any:
         """One method of the worker's ElasticWorld."""
         return self._executor.collective_rpc("flexfloor_call", args=(method, *args))[0]
+
+    def drain(self) -> None:
+        """The worker itself keeps no batches."""
 
     def prepare(self, ticket: Ticket) -> None:
         self.call("prepare", ticket)
@@ -56,6 +60,12 @@ class RpcWorker:
     def wake(self, ticket: Ticket) -> None:
         self.call("wake", ticket)
 
+    def start_wake(self) -> None:
+        self.call("start_wake")
+
+    def wake_seconds(self) -> float:
+        return float(self.call("wake_seconds"))
+
     def refill(self, ticket: Ticket) -> dict[str, float]:
         return dict(self.call("refill", ticket))
 
@@ -67,17 +77,36 @@ class RpcWorker:
 
 
 class CoreWorker(RpcWorker):
-    """RpcWorker that also keeps the scheduler's prefix cache in step with the KV memory."""
+    """RpcWorker that also knows the engine's batches in flight and its scheduler's prefix cache."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine.model_executor)
         self._engine = engine
+
+    def drain(self) -> None:
+        """A step of vLLM with nothing to schedule waits for the oldest batch and hands its outputs on."""
+        engine = self._engine
+        while engine.batch_queue:
+            with _nothing_to_schedule(engine.scheduler):
+                outputs, executed = engine.step_fn()
+            for output in outputs.items() if outputs else ():
+                engine.output_queue.put_nowait(output)
+            engine.post_step(executed)
 
     def park(self) -> None:
         """KV contents go: no cached prefix may be found later."""
         if not self._engine.scheduler.reset_prefix_cache():
             raise RuntimeError("the prefix cache still holds blocks of running requests")
         super().park()
+
+
+@contextmanager
+def _nothing_to_schedule(scheduler: Any) -> Iterator[None]:
+    scheduler.has_requests = lambda: False
+    try:
+        yield
+    finally:
+        del scheduler.has_requests
 
 
 def exchange_over(group_of: Callable[[], Any], rank: int, size: int) -> Exchange:

@@ -219,6 +219,18 @@ CUDA: tuple[Symbol, ...] = (
         ("self", "tags"),
         "its table of allocations is divided further: parts of weights and KV have no memory for a while",
     ),
+    Symbol(
+        "vllm.device_allocator.cumem",
+        "CuMemAllocator.use_memory_pool",
+        ("self", "tag"),
+        "called: the MoE workspace sleeps with KV",
+    ),
+    Symbol(
+        "vllm.v1.worker.workspace",
+        "WorkspaceManager._ensure_workspace_size",
+        ("self", "required_bytes"),
+        "patched: the MoE workspace sleeps with KV",
+    ),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.sleep", ("self", "level"), "called: one rank sleeps alone"),
     Symbol("vllm.v1.worker.gpu_worker", "Worker.wake_up", ("self", "tags"), "called: one rank wakes alone"),
     Symbol(
@@ -245,13 +257,13 @@ CUDA: tuple[Symbol, ...] = (
         f"{_MOE}.experts.triton_moe",
         "TritonExperts.workspace_shapes",
         ("self", "M", "N", "K", "topk"),
-        "patched in verification mode: one output row a top-k slot",
+        "patched in verification mode: sums of float64",
     ),
     Symbol(
         f"{_MOE}.experts.triton_moe",
         "TritonExperts.moe_sum",
         ("self", "input", "output"),
-        "patched in verification mode: slots are not summed before the combine",
+        "patched in verification mode: slots are summed exactly",
     ),
 )
 
@@ -268,7 +280,7 @@ COMBINE: tuple[Symbol, ...] = tuple(
             "apply_router_weight_on_input",
             "weight_and_reduce_impl",
         ),
-        "patched in verification mode: slots are summed in a fixed order",
+        "patched in verification mode: sums that do not depend on the EP size",
     )
     for module, name in (
         ("naive_dp_ep", "MoEPrepareAndFinalizeNaiveDPEPModular"),

@@ -114,12 +114,17 @@ class Wiring:
         )
 
     def set_dp(self, size: int, rank: int) -> None:
-        """DP size and rank wherever the worker reads them (one object or copies of it)."""
-        owners: tuple[Any, ...] = (self.config, self.worker, self.runner, getattr(self.runner, "vllm_config", None))
-        configs = {id(o.parallel_config): o.parallel_config for o in owners if hasattr(o, "parallel_config")}
-        for config in configs.values():
+        """DP size and rank wherever the worker reads them."""
+        for config in self.parallel_configs():
             config.data_parallel_size = size
             config.data_parallel_rank = rank
+
+    def parallel_configs(self) -> list[Any]:
+        """The parallel configuration that the worker reads: one object or copies of it."""
+        owners: tuple[Any, ...] = (self.config, self.worker, self.runner, getattr(self.runner, "vllm_config", None))
+        return list(
+            {id(o.parallel_config): o.parallel_config for o in owners if hasattr(o, "parallel_config")}.values()
+        )
 
     def first_tables(self) -> Any:
         """The tables that vLLM started with."""

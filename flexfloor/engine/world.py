@@ -227,6 +227,14 @@ class ElasticWorld:
 
     # -- phases of a restore -----------------------------------------------------------------
 
+    def start_wake(self) -> None:
+        """See :meth:`flexfloor.engine.memory.Memory.start_reclaim`."""
+        self.memory.start_reclaim()
+
+    def wake_seconds(self) -> float:
+        """See :class:`flexfloor.engine.memory.Memory`."""
+        return self.memory.reclaim_s
+
     def wake(self, ticket: Ticket) -> None:
         """Memory back on the ranks that gave it away."""
         self._versions.check_sources(ticket.moves, ticket.version)

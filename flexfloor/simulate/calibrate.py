@@ -245,6 +245,7 @@ def transition_costs(
     """
     parts: dict[str, list[float]] = defaultdict(list)
     rest: dict[str, list[float]] = defaultdict(list)
+    restores: dict[bool, list[float]] = {True: [], False: []}
     for step in steps:
         opened = {event.rank: event.t for event in step.named("detach_start")}
         left = {event.rank: event.t for event in step.named("detach_end")}
@@ -265,8 +266,15 @@ def transition_costs(
         asleep = max((e.t for e in step.named("sleep_end")), default=0.0)
         over = max((e.t for e in [*end, *step.named("generation_end")]), default=step.end)
         if begin and end:
-            rest["restore_s"].append(max(e.t for e in end) - max(asleep, min(e.t for e in begin)))
+            opened_at = min(e.t for e in begin)
+            leads = [opened_at - e.t for e in step.named("wake_start")]
+            early = bool(leads) and min(leads) > 0
+            if early:
+                rest["wake_s"].append(statistics.median(leads))
+            restores[early].append(max(e.t for e in end) - max(asleep, opened_at))
         rest["finish_s"].append(step.end - over)
+    # Where memory came back while others decoded, a restore does not wait for it; the first of a server always do.
+    rest["restore_s"] = restores[True] or restores[False]
     median = {name: statistics.median(values) for name, values in rest.items() if values}
     if not parts:
         notes.append("the run holds no transition: shrinks cost nothing in costs.yaml; calibrate from an elastic run")
@@ -286,7 +294,7 @@ def transition_costs(
 
 
 def _captures(steps: Sequence[StepLog]) -> bool:
-    return any(step.named("capture_end") for step in steps)
+    return any(event.fields["full"] for step in steps for event in step.named("decode_audit"))
 
 
 def save_report(found: Calibration, path: str | Path) -> None:

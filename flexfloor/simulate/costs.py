@@ -91,7 +91,8 @@ class Costs(_Record):
         start_s: from rollout_start to the first step, every method.
         finish_s: from the end of generation (and of the restore) to rollout_end, every method.
         sleep_s: from detach to the moment that a leaver's memory is free; decoding goes on meanwhile.
-        restore_s: the full world's return: wake, rows, groups, graphs.
+        wake_s: a leaver's memory comes back; while the survivors decode their last tokens, where it left before.
+        restore_s: the full world's return without what ``wake_s`` says: rows, groups, graphs.
         expert_bytes: one expert's weights over all layers.
         link_bytes_per_s: transfer rate into or out of one rank.
         natural, planned: by residency.
@@ -106,6 +107,7 @@ class Costs(_Record):
     start_s: Seconds = 0.0
     finish_s: Seconds = 0.0
     sleep_s: Seconds = 0.0
+    wake_s: Seconds = 0.0
     restore_s: Seconds = 0.0
     expert_bytes: Annotated[int, Field(strict=True, ge=0)] = 0
     link_bytes_per_s: Rate = 359e9

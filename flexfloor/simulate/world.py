@@ -257,13 +257,14 @@ class _Step:
         self.now += self.costs.finish_s
 
     def _restore(self) -> None:
-        """Wait until every leaver's memory is given back, then wake and restore all."""
+        """Every leaver wakes in time for the last token, or as soon as its memory is given back; then all restore."""
         began = self.now
         for rank in range(self.world.size):
             self._mark("restore_start", rank, kind="full", reason="the step is complete")
-        self.now = max([self.now, *self.asleep.values()])
-        for rank in self.asleep:
-            self._mark("wake_start", rank)
+        for rank, asleep in self.asleep.items():
+            woken = max(asleep, began - self.costs.wake_s)
+            self._mark("wake_start", rank, t=woken)
+            self.now = max(self.now, woken + self.costs.wake_s)
         self.now += self.costs.restore_s
         for rank in self.asleep:
             self._mark("wake_end", rank)

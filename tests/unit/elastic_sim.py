@@ -24,18 +24,21 @@ from flexfloor.elastic.faults import FaultPlan
 from flexfloor.elastic.placement import Placement
 from flexfloor.elastic.session import Session
 from flexfloor.elastic.states import RankState
-from flexfloor.elastic.step import Local, Step
+from flexfloor.elastic.step import Local, Outcome, Step
 from flexfloor.events import Event, EventLog, parse_event
 from flexfloor.ledger.run import RunLedger, account
 
 ITERATIONS = 600
+STEP_S = 0.01
+"""What a model step takes."""
 
 
 @dataclass(frozen=True)
 class Ask:
     """One request of a rollout: ``length`` tokens on ``rank``, arriving at iteration ``at``.
 
-    ``extra`` requests are not part of what the plan expects. ``abort_at`` ends it there (if it still runs).
+    ``extra`` requests are not part of what the plan expects. ``abort_at`` ends it there (if it still runs). Its token
+    limit is ``spare`` tokens beyond its length.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Ask:
     trajectory: str = ""
     more: bool = False
     abort_at: int = -1
+    spare: int = 0
 
 
 Call = tuple[int, int, Callable[["Engine"], None]]
@@ -99,7 +103,7 @@ class Engine:
         self.tokens: dict[str, list[int]] = {}
         self.worlds: list[tuple[int, ...]] = []
         self.steps: list[int] = []
-        self.pause = self.busy = False
+        self.pause = False
         self.paused_at: list[int] = []
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -137,21 +141,27 @@ class Engine:
         if script.ladder:
             self.install(script)
         iteration, last = 0, script.last()
+        outcome = Outcome(running=True, paused=False)
         while True:
             self._inputs(script, iteration)
             self._step(iteration)
-            before = self.session.world.members
-            outcome = self.session.sync(Local(len(self.running), 100, self.pause, self.busy))
-            self._check(before)
-            if outcome.paused:
-                self.pause = False
-                self.paused_at.append(iteration)
+            if self.session.due():
+                before = self.session.world.members
+                outcome = self.session.sync(self._local())
+                self._check(before)
+                if outcome.paused:
+                    self.pause = False
+                    self.paused_at.append(iteration)
             self.worlds.append(tuple(self.session.world.members))
             iteration += 1
             if not outcome.running and iteration > last:
                 return
             if iteration > ITERATIONS:
                 raise HangError(f"rank {self.rank} runs for ever: {self.session.status()}")
+
+    def _local(self) -> Local:
+        left = max((r.ask.length + r.ask.spare - len(r.tokens) for r in self.running.values()), default=0)
+        return Local(len(self.running), 100, self.pause, left if self.session.world.armed else 0)
 
     def _inputs(self, script: Script, iteration: int) -> None:
         for at, rank, call in script.calls:
@@ -174,8 +184,19 @@ class Engine:
         assert self.worker.group == members, f"rank {self.rank} is in {self.worker.group}, members are {members}"
         weights = self.worker.forward("step")
         self.hub.stepped = members
+        self.hub.now += STEP_S / len(members)
         self.steps.append(iteration)
-        for name, request in list(self.running.items()):
+        asked = list(self.running.items())
+        self.worker.land()
+        self.worker.flying.append(lambda: self._deliver(asked, weights))
+        if not self.sim.flight:
+            self.worker.land()
+
+    def _deliver(self, asked: Sequence[tuple[str, Running]], weights: dict[int, str]) -> None:
+        """The step's tokens; that of a request that has ended meanwhile is thrown away."""
+        for name, request in asked:
+            if name not in self.running:
+                continue
             request.tokens.append(token(request.ask, len(request.tokens), weights))
             if len(request.tokens) == request.ask.length:
                 self.tokens[name] = request.tokens
@@ -211,6 +232,7 @@ class Sim:
         polls: how often a release is asked for before it is done.
         deadline_s: longest wait inside a transition.
         buckets: decode batch sizes that graphs are captured for; none: the device has no graphs.
+        flight: a step's tokens are known after the next step has begun only (asynchronous scheduling).
     """
 
     def __init__(
@@ -225,8 +247,9 @@ class Sim:
         polls: int = 1,
         deadline_s: float = 5.0,
         buckets: Sequence[int] = (),
+        flight: bool = False,
     ) -> None:
-        self.size, self.deadline_s, self.number = size, deadline_s, -1
+        self.size, self.deadline_s, self.number, self.flight = size, deadline_s, -1, flight
         self.steps = Lockstep(seed)
         self.hub = Hub(size, self.steps)
         self.base = Placement.linear(experts, size, experts // floor)
@@ -315,7 +338,7 @@ NEXT: dict[str, set[str]] = {
     "detach_end": {"sleep_start"},
     "sleep_start": {"sleep_end", "restore_start"},
     "sleep_end": {"restore_start", "wake_start", "restore_end"},
-    "restore_start": {"sleep_end", "wake_start", "restore_end", "restore_start", "detach_start"},
+    "restore_start": {"sleep_end", "wake_start", "wake_end", "restore_end", "restore_start", "detach_start"},
     "wake_start": {"wake_end", "restore_start"},
     "wake_end": {"restore_end", "detach_start", "restore_start", "wake_start"},
     "restore_end": {"detach_start", "restore_start", "wake_start"},

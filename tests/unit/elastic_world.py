@@ -179,12 +179,14 @@ class FakeWorker:
             self.rows[row] = weight(expert)
         self.dense, self.released, self.release_polls = True, False, 1
         self.version = 0
+        self.wake_s, self.waking = 0.0, False
         self.park_error = ""
         self.group: tuple[int, ...] = tuple(range(hub.size))
         self.map = base.expert_map(rank)
         self.buckets: tuple[int, ...] = ()
         self.graphs: dict[tuple[int, ...], set[int]] = defaultdict(set)
         self.calls: list[str] = []
+        self.flying: list[Callable[[], None]] = []
         self.moved = 0
         self.breaks: dict[str, Exception] = {}
         self._before: tuple[tuple[int, ...], list[int]] | None = None
@@ -197,6 +199,15 @@ class FakeWorker:
         return not self.released and self._polls is None
 
     # -- shrink --------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        self._called("drain")
+        self.land()
+
+    def land(self) -> None:
+        """Results of the batch in flight."""
+        while self.flying:
+            self.flying.pop(0)()
 
     def prepare(self, ticket: Ticket) -> None:
         self._called("prepare")
@@ -282,10 +293,19 @@ class FakeWorker:
 
     # -- restore -------------------------------------------------------------------------------
 
+    def start_wake(self) -> None:
+        self._called("start_wake")
+        self.hub.must(self._polls is None, "memory is still being released")
+        self.waking = self.released
+
+    def wake_seconds(self) -> float:
+        return self.wake_s
+
     def wake(self, ticket: Ticket) -> None:
         self._called("wake")
         if self.rank not in ticket.woken:
             return
+        self.waking = False
         if self._polls is not None:
             raise ProtocolError("memory is still being released")
         if self.released:
@@ -363,6 +383,8 @@ class FakeWorker:
 
     def _called(self, method: str) -> None:
         self.calls.append(method)
+        if method not in ("drain", "start_wake"):
+            self.hub.must(not self.flying, f"rank {self.rank} is in {method} with a batch in flight")
         if method in self.breaks:
             raise self.breaks.pop(method)
 

@@ -66,7 +66,6 @@ def test_only_completed_members_leave_and_sizes_decrease_along_the_ladder(data: 
         closed=st.integers(0, 1),
         want_restore=st.sampled_from([0, 0, 0, 1]),
         pause=st.sampled_from([0, 0, 0, 1]),
-        busy=st.sampled_from([0, 0, 0, 1]),
     )
     all_rows = data.draw(st.lists(st.one_of(st.just(DONE), row), min_size=size, max_size=size))
     attempts = data.draw(st.dictionaries(st.sampled_from(ladder), st.integers(0, MAX_ATTEMPTS)))
@@ -78,7 +77,7 @@ def test_only_completed_members_leave_and_sizes_decrease_along_the_ladder(data: 
     working = [rank for rank in members if not complete(all_rows[rank])]
     fits = [s for s in ladder if max(1, len(working)) <= s < len(members) and attempts.get(s, 0) < MAX_ATTEMPTS]
     asked = any(all_rows[r].want_restore for r in range(size))
-    may_shrink = not (world.gate or world.retry_at or any(all_rows[r].busy for r in members) or asked)
+    may_shrink = not (world.gate or world.retry_at or asked)
     late = any(all_rows[r].unfinished for r in parked)
     if all(complete(r) and r.closed for r in all_rows):
         assert decision.action is Action.FINISH
@@ -164,12 +163,6 @@ def test_failed_sizes_wait_and_are_given_up_after_three_attempts() -> None:
     assert decide(world, rows(16, [1])).target == 8
     world.attempts[8] = MAX_ATTEMPTS
     assert decide(world, rows(16, [1])).action is Action.RUN
-
-
-def test_batches_in_flight_hold_a_transition() -> None:
-    flying = rows(4, [3])
-    flying[3] = flying[3]._replace(busy=1)
-    assert decide(armed(4, [4, 2]), flying).action is Action.RUN
 
 
 @given(st.integers(1, 16).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, 2**61), min_size=12 * n))))

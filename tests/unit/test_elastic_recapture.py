@@ -18,7 +18,7 @@ def sizes(sim: Sim, rank: int = 3) -> list[list[int]]:
 
 def test_one_graph_at_the_shrink_and_each_smaller_one_when_it_is_of_use(tmp_path: Path) -> None:
     sim = Sim(tmp_path, 4, buckets=BUCKETS)
-    sim.rollout(Script(asks([3, 3, 3, [60, 40, 30, 30, 16, 16, 16]]), (4, 1)))
+    sim.rollout(Script(asks([3, 3, 3, [100, 70, 40, 40, 16, 16, 16]]), (4, 1)))
     (commit,) = sim.named("stage_commit")
     assert commit.fields["captured"] == [8]
     assert sizes(sim) == [[4], [2], [1]]

@@ -6,13 +6,14 @@ import yaml
 
 from flexfloor.config import config_from_mapping
 from flexfloor.errors import InputError
-from flexfloor.events import EventLog, read_events
+from flexfloor.events import EventLog, parse_event, read_events
 from flexfloor.history import Observation, read_lengths
 from flexfloor.ledger import account, load_run
 from flexfloor.ledger.charts import length_histogram
 from flexfloor.ledger.html import page as ledger_page
+from flexfloor.ledger.windows import split_windows
 from flexfloor.simulate import Machine, drawn, from_observations, simulate_workloads
-from flexfloor.simulate.calibrate import calibrate
+from flexfloor.simulate.calibrate import calibrate, transition_costs
 from flexfloor.simulate.compare import method_variants, presets_in, simulate_arms
 from flexfloor.simulate.costs import (
     FREE,
@@ -26,6 +27,7 @@ from flexfloor.simulate.costs import (
 )
 from flexfloor.simulate.fitting import least_absolute, non_negative
 from flexfloor.simulate.page import page
+from flexfloor.simulate.run import captured_sizes
 from flexfloor.simulate.sweep import parse_sweep, run_sweep, vary
 from flexfloor.simulate.workload import Distribution, mixture, read_distribution
 from flexfloor.step_times import Row, StepTimes
@@ -264,6 +266,35 @@ def test_costs_come_from_a_file_and_name_what_is_wrong(tmp_path):
     assert not default_costs(eager).pad_to_captures
 
 
+def with_captures(*sizes):
+    engine = {**SETTINGS["engine"], "vllm": {"compilation_config": {"cudagraph_capture_sizes": list(sizes)}}}
+    return config(engine=engine)
+
+
+def test_batches_are_padded_to_the_sizes_that_the_engines_capture():
+    costs = FREE.model_copy(update={"pad_to_captures": True})
+    machine = Machine(TABLE, costs, False)
+    seconds = [
+        simulate_workloads(with_captures(*sizes), {0: workload()}, machine).ledger().totals.seeds[0].window_seconds
+        for sizes in ((1, 2, 3, 4, 5, 6, 7, 8), (8,))
+    ]
+    assert seconds[0] < seconds[1]
+    assert captured_sizes(with_captures(8, 1, 4)) == (1, 4, 8)
+    assert captured_sizes(config()) == ()
+
+
+@pytest.mark.parametrize(("full", "pads"), [(9, True), (0, False)])
+def test_a_calibration_pads_where_the_log_shows_replayed_graphs(full, pads):
+    fields = {"t": 1.0, "res": 0.0, "run": "r", "seed": 0, "epoch": 0, "step": 0}
+    log = [
+        {**fields, "t": 0.0, "event": "rollout_start"},
+        {**fields, "rank": 0, "event": "decode_audit", "full": full, "eager": 9 - full},
+        {**fields, "t": 2.0, "event": "rollout_end", "response_tokens": 9, "world_size": 4},
+    ]
+    (step,) = split_windows([parse_event(line) for line in log]).steps
+    assert transition_costs([step], config(), TABLE, 0.0, []).pad_to_captures is pads
+
+
 # -- calibration ---------------------------------------------------------------------------------
 
 
@@ -297,7 +328,8 @@ CALIBRATED = Costs(
     pad_to_captures=False,
     start_s=0.7,
     finish_s=0.2,
-    sleep_s=0.3,
+    sleep_s=0.01,
+    wake_s=0.005,
     restore_s=0.9,
     natural=ResidencyCosts(shrink=ShrinkCosts(agree=0.01, move=0.4, capture=0.2, switch=0.1)),
 )
@@ -315,7 +347,8 @@ def test_calibration_recovers_the_costs_of_a_run(tmp_path, load):
         assert knot.seconds == pytest.approx(TABLE.curve(knot.ep).seconds(knot.batch), rel=0.02), knot
     costs = found.costs
     assert costs.start_s == pytest.approx(0.7, abs=1e-3)
-    assert (costs.finish_s, costs.sleep_s, costs.restore_s) == pytest.approx((0.2, 0.3, 0.9))
+    assert (costs.finish_s, costs.sleep_s, costs.restore_s) == pytest.approx((0.2, 0.01, 0.9))
+    assert costs.wake_s == pytest.approx(0.005)
     shrink = costs.natural.shrink
     assert shrink.agree + shrink.move + shrink.capture + shrink.switch == pytest.approx(0.71)
 

@@ -136,6 +136,20 @@ def test_a_worked_step():
     assert free == pytest.approx({0: 6.5, 1: 6.5, 2: 2.5})
 
 
+def test_leavers_wake_in_time_for_the_last_token_or_as_soon_as_they_can():
+    """As above, but memory takes 2 s to come back: 0 and 1 have it at 13 s, rank 2 (asleep at 10.5 s) as well."""
+    given_ = step(lengths_of([2], [4], [6], [10]), (4, 2, 1))
+    shrink = ResidencyCosts(shrink=ShrinkCosts(switch=2.0))
+    costs = Costs(prefill_tokens_per_s=1e12, sleep_s=0.5, wake_s=2.0, restore_s=1.0, natural=shrink)
+    table = StepTimes.constant(1.0, SIZES)
+    outcome = simulate_step(given_, costs, curves(table))
+    assert math.isclose(outcome.seconds, 9 + 2 + 2 + 1)
+    free = {rank.rank: own.free.lo for rank, own in _ranks(given_, outcome).items() if own.free.lo}
+    assert free == pytest.approx({0: 4.5, 1: 4.5, 2: 0.5})
+    late = simulate_step(given_, costs.model_copy(update={"wake_s": 3.0}), curves(table))
+    assert math.isclose(late.seconds, 9 + 2 + 2 + 0.5 + 1), "rank 2 wakes at 10.5 s and has its memory at 13.5 s"
+
+
 def _ranks(given_, outcome):
     return ledger_of(given_, outcome).entries[0].occupancy.ranks
 

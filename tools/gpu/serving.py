@@ -46,10 +46,23 @@ def section(*, dummy: bool, combine: str, use: float, world_size: int, floors: S
     }
 
 
-def server_spec(model: Path, folder: Path, *, dummy: bool, combine: str, poison: bool, use: float) -> ServerSpec:
-    """How the server of two ranks is started."""
-    settings = config_from_mapping(section(dummy=dummy, combine=combine, use=use, world_size=2, floors=[1]))
-    return spec_of(settings, model, folder, poison=poison)
+def server_spec(
+    model: Path,
+    folder: Path,
+    *,
+    dummy: bool,
+    combine: str,
+    poison: bool,
+    use: float,
+    deadline_s: float = 30.0,
+    faults: tuple[str, ...] = (),
+    ahead: bool = True,
+) -> ServerSpec:
+    """How the server of two ranks is started; ``ahead``: vLLM schedules a batch while the one before runs."""
+    made = section(dummy=dummy, combine=combine, use=use, world_size=2, floors=[1])
+    made["engine"]["deadline_s"] = deadline_s
+    made["engine"]["vllm"]["async_scheduling"] = ahead
+    return spec_of(config_from_mapping(made), model, folder, poison=poison, faults=faults)
 
 
 def four_ranks(model: Path, folder: Path, *, faults: tuple[str, ...] = ()) -> ServerSpec:

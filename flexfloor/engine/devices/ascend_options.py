@@ -168,6 +168,7 @@ ENGINE: tuple[tuple[str, tuple[Any, ...], str, str], ...] = (
     ("enable_sleep_mode", (True,), "a leaving rank gives memory back by sleeping", "enable_sleep_mode: true"),
     ("quantization", (MISSING, None), "W8A8 experts lie in FRACTAL_NZ layout", "remove quantization (BF16 weights)"),
     ("enable_eplb", (MISSING, None, False), _ROWS, "remove enable_eplb"),
+    ("async_scheduling", (MISSING, None, False), "batches in flight across a transition were not read", "remove it"),
     ("enable_return_routed_experts", (MISSING, None, False), "it keeps the first world's DP rank", "remove it"),
 )
 """Engine arguments: name, values that work, why others do not, the line to change."""

@@ -9,8 +9,8 @@ views and the expert maps stay valid when the pools are mapped again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,10 @@ from flexfloor.engine.devices.decode_graphs import GraphedDevice
 from flexfloor.engine.devices.pages import Span
 from flexfloor.engine.devices.step_counter import StepCounter
 from flexfloor.errors import ProtocolError, RefusedError
+
+if TYPE_CHECKING:
+    from flexfloor.engine.experts import ExpertRows
+    from flexfloor.engine.wiring import Wiring
 
 POLL_S = 0.0002
 
@@ -55,8 +59,10 @@ class CudaDevice(GraphedDevice):
         from vllm.v1.worker.gpu_worker import Worker
 
         from flexfloor.engine import room_patches
+        from flexfloor.engine.devices import cuda_pool
 
         self._steps.apply(CUDAGraphWrapper, GPUModelRunner)
+        cuda_pool.apply()
         room_patches.widen(Worker, self)
         room_patches.open_for_reload(Worker)
         if combine == "invariant":
@@ -64,14 +70,17 @@ class CudaDevice(GraphedDevice):
 
             cuda_combine.apply()
 
+    def wiring(self, worker: Any, experts: ExpertRows, asleep: Callable[[], bool]) -> Wiring:
+        """See :class:`flexfloor.engine.devices.cuda_wiring.CudaWiring`."""
+        from flexfloor.engine.devices.cuda_wiring import CudaWiring
+
+        return CudaWiring(worker, experts, asleep)
+
     def bind(self, worker: Any) -> None:
         """Refuses what cannot shrink; takes over the graphs that vLLM captured."""
         config = worker.vllm_config
         refuse(config)
         refuse_backends(worker.model_runner.get_model())
-        # The DP padding of a step is agreed over the host group, which is all a smaller world has for it.
-        for parallel in {id(p): p for p in (config.parallel_config, worker.model_runner.parallel_config)}.values():
-            parallel.disable_nccl_for_dp_synchronization = True
         self._worker, self._at = worker, worker.device
         self._stream = torch.cuda.Stream(self._at)
         self._graphs = GraphStore.of(worker.model_runner)
@@ -183,7 +192,8 @@ class CudaDevice(GraphedDevice):
 
     def reclaim(self, tensors: Sequence[torch.Tensor]) -> None:
         """Maps both pools again at their old addresses and rewrites the buffers that sleep saved."""
-        self._worker.wake_up(None)
+        with torch.cuda.device(self._at):
+            self._worker.wake_up(None)
 
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
         """On the device, the whole storage of each."""

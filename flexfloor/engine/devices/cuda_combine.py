@@ -1,8 +1,10 @@
-"""The EP-invariant combine for vLLM's Triton experts: one row a top-k slot, summed by one kernel.
+"""The EP-invariant combine for vLLM's Triton experts: partial sums that are exact, so that no order can change them.
 
-The second matrix product already leaves one row a slot, zero where the expert is not local; stock
-vLLM adds the slots before the ranks' sums are combined. Here they travel apart (see
-:mod:`flexfloor.engine.combine`) and one kernel adds them in float32, slot 0 first.
+The second matrix product leaves one row a top-k slot, zero where the expert is not local. Stock vLLM adds a rank's
+slots and then the ranks' sums in the model's dtype, so a token's output depends on who holds which expert. Here a slot
+is rounded to a multiple of 2**-36 and added in float64: as long as no sum reaches 2**16, nothing is rounded any more,
+and the sum is the same for every grouping of slots into ranks. A bfloat16 value of at least 2**-29 is not changed by
+the rounding. Four times the combine traffic of bfloat16, no kernel more than stock vLLM. NaN and infinity pass.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import triton.language as tl
 from flexfloor.engine import combine, upstream
 
 BLOCK = 1024
+SNAP = tl.constexpr(1.5 * 2.0**16)
+"""Added and taken away again, it leaves a float64 below 2**15 rounded to a multiple of 2**-36."""
 
 
 def apply() -> None:
@@ -26,38 +30,37 @@ def apply() -> None:
 
     def workspace_shapes(self: Any, M: int, N: int, K: int, topk: int, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
         first, second, _ = shapes(self, M, N, K, topk, *args, **kwargs)
-        return first, second, (M, topk * K)
+        return first, second, (M, K * torch.float64.itemsize // self.moe_config.in_dtype.itemsize)
 
     def moe_sum(self: Any, input: torch.Tensor, output: torch.Tensor) -> None:  # noqa: A002
-        output.view(input.shape).copy_(input)
+        sum_slots(output.view(torch.float64), input)
 
     upstream.replace(TritonExperts, "workspace_shapes", workspace_shapes)
     upstream.replace(TritonExperts, "moe_sum", moe_sum)
-    combine.apply(sum_slots)
+    combine.apply(torch.Tensor.copy_, lambda sums: sums.view(torch.float64))
 
 
-def sum_slots(output: torch.Tensor, slots: torch.Tensor) -> None:
-    """Output [M, K] <- sum over topk of slots [M, topk * K], in float32, slot 0 first."""
-    rows, width = output.shape
+def sum_slots(sums: torch.Tensor, slots: torch.Tensor) -> None:
+    """Sums [M, K] of float64 <- sum over topk of slots [M, topk, K]."""
+    rows, topk, width = slots.shape
     if rows:
-        grid = (rows, triton.cdiv(width, BLOCK))
-        _sum_slots[grid](output, slots, width, slots.shape[1] // width, output.stride(0), slots.stride(0), BLOCK)
+        _sum_slots[(rows, triton.cdiv(width, BLOCK))](sums, slots, width, topk, BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_slots(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    output,  # noqa: ANN001
+    sums,  # noqa: ANN001
     slots,  # noqa: ANN001
     width,  # noqa: ANN001
     topk: tl.constexpr,
-    out_stride,  # noqa: ANN001
-    slot_stride,  # noqa: ANN001
     block: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
-    total = tl.zeros((block,), dtype=tl.float32)
+    total = tl.zeros((block,), dtype=tl.float64)
+    snap = tl.full((block,), SNAP, dtype=tl.float64)
     for slot in tl.static_range(topk):
-        total += tl.load(slots + row * slot_stride + slot * width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(output + row * out_stride + column, total.to(output.dtype.element_ty), mask=inside)
+        value = tl.load(slots + (row * topk + slot) * width + column, mask=inside, other=0.0).to(tl.float64)
+        total += (value + snap) - snap
+    tl.store(sums + row * width + column, total, mask=inside)
