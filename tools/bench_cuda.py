@@ -152,6 +152,7 @@ def foretold(chosen: Set, plan: EpochPlan, found: Calibrated) -> dict[str, float
 def transitions(folder: Path) -> dict[str, Any]:
     """Parts of the shrinks in ms, rehearsal, restore, memory given back, graphs: from the event log."""
     events = read_events(folder).events
+    left = [e.t for e in events if e.event == "detach_start"]
     commits = [
         {
             "to": e.fields["to"],
@@ -165,7 +166,6 @@ def transitions(folder: Path) -> dict[str, Any]:
         if e.event == "stage_commit"
     ]
     starts = {e.rank: e.t for e in events if e.event == "sleep_start"}
-    left = [e.t for e in events if e.event == "detach_start"]
     done = {e.rank: e.t for e in events if e.event == "local_complete"}
     over = max((e.t for e in events if e.event == "generation_end"), default=0.0)
     restored = {e.rank: e.t for e in events if e.event == "restore_start"}
