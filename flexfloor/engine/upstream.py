@@ -42,6 +42,13 @@ COMMON: tuple[Symbol, ...] = (
     ),
     Symbol(_CORE, "EngineCore.execute_dummy_batch", ("self",), "patched: counted; parked ranks run none"),
     Symbol(_CORE, "EngineCoreProc._process_engine_step", ("self",), "patched: parked and held ranks do not step"),
+    Symbol(_CORE, "EngineCore.step_with_batch_queue", ("self",), "called: batches in flight are taken in"),
+    Symbol(
+        "vllm.v1.core.sched.interface",
+        "SchedulerInterface.has_requests",
+        ("self",),
+        "hidden for a moment: batches in flight are taken in and none is scheduled",
+    ),
     Symbol(_CORE, "DPEngineCoreProc.add_request", ("self", "request", "request_wave"), "patched: counts arrivals"),
     Symbol(
         "vllm.v1.engine.core_client",
