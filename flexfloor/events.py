@@ -76,7 +76,7 @@ class EventSpec(NamedTuple):
     optional: Mapping[str, str] = {}
 
 
-PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
+PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "vote", "first_step")
 _LASTED = {"duration": "span", "duration_res": "span"}
 
 EVENT_NAMES: Mapping[str, EventSpec] = {

@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpu.gaps import token_gap_ms
 from gpu.serving import section, spec_of
 from gpu.sets import Set, from_distribution, skewed
 from gpu.shapes import SHAPES, write_config, write_weights
@@ -39,15 +40,17 @@ from flexfloor.driver.calibration import Grid
 from flexfloor.driver.checks import ModelFacts
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
-from flexfloor.driver.orders import Request, Sampling, StepOrder, predicted_survivors
+from flexfloor.driver.orders import Request, Response, Sampling, StepOrder, predicted_survivors
 from flexfloor.driver.rollout import logged_step
-from flexfloor.events import EventWriter, read_events
+from flexfloor.events import PARTS, EventWriter, read_events
 from flexfloor.ledger import load_run, report_json
 from flexfloor.plan import EpochPlan
 from flexfloor.simulate import Machine, simulate_workloads
 
-SAMPLING = Sampling(temperature=0.0, ignore_eos=True)
-PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
+SAMPLING = Sampling(temperature=1.0, ignore_eos=True, seeded=False)
+"""Dummy weights repeat one token when they are sampled greedily, and repeated tokens share their experts."""
+PLAIN_TOKENS = 480
+"""Tokens of a request where no plan is installed: long enough for a hiccup to weigh little."""
 ARMS = ("stock", "static", "natural", "planned")
 
 
@@ -76,6 +79,7 @@ class Ours:
 
     def __init__(self, config: FlexFloorConfig, model: Path, folder: Path, vocabulary: int) -> None:
         self._folder, self._vocabulary, self._count = folder, vocabulary, 0
+        self.responses: list[Response] = []
         self.server = LocalServer(spec_of(config, model, folder / "server"))
         self.statuses = self.server.start()
         self.facts = ModelFacts.read(model)
@@ -88,10 +92,11 @@ class Ours:
         return self.server.wait(submit_all(engines, requests, SAMPLING, name))
 
     def arm(self, chosen: Set, plan: EpochPlan, name: str) -> Path:
-        """Runs a plan; its run folder."""
+        """Runs a plan; its run folder. The responses are kept until the next."""
         folder = self._folder / "runs" / f"{self._count:03d}-{chosen.name.replace(' ', '-')}-{name}"
         (folder / "events").mkdir(parents=True)
         events = EventWriter(folder / "events" / "driver.jsonl", run=folder.name)
+        self.responses = []
         for step in plan.steps:
             self._count += 1
             order = StepOrder(
@@ -105,8 +110,9 @@ class Ours:
                 run=folder.name,
                 events_dir=str(folder / "events"),
                 predicted=predicted_survivors(step, step.ladder, chosen.config.leave_order),
+                timed=True,
             )
-            logged_step(order, self.server, events, lambda _: None)
+            self.responses += logged_step(order, self.server, events, lambda _: None)
         events.close()
         return folder
 
@@ -149,8 +155,8 @@ def foretold(chosen: Set, plan: EpochPlan, found: Calibrated) -> dict[str, float
     return figures(report["window_seconds"], occupied, report["response_tokens"], report["ranks"])
 
 
-def transitions(folder: Path) -> dict[str, Any]:
-    """Parts of the shrinks in ms, rehearsal, restore, memory given back, graphs: from the event log."""
+def transitions(folder: Path, responses: Sequence[Response]) -> dict[str, Any]:
+    """Parts of the shrinks in ms, rehearsal, restore, memory given back, graphs: from event log and token times."""
     events = read_events(folder).events
     left = [e.t for e in events if e.event == "detach_start"]
     commits = [
@@ -158,7 +164,7 @@ def transitions(folder: Path) -> dict[str, Any]:
             "to": e.fields["to"],
             **{part: round(e.fields[part] * 1e3, 2) for part in PARTS if part in e.fields},
             "quorum_to_token_ms": round(1e3 * sum(e.fields.get(part, 0.0) for part in PARTS), 2),
-            "wall_ms": round(1e3 * (e.t - max(t for t in left if t < e.t)), 2),
+            "token_gap_ms": token_gap_ms(responses, e.fields["survivors"], max(t for t in left if t < e.t), e.t),
             "moved_bytes": e.fields.get("moved_bytes", 0),
             "captured": e.fields.get("captured", []),
         }
@@ -207,13 +213,14 @@ def no_plan(stock: Stock, ours: Ours, requests: Sequence[Request], pairs: int) -
         "ours": lambda name: ours.plain(requests, name),
     }
     speeds: dict[str, list[float]] = {"stock": [], "ours": []}
-    for pair in range(-1, pairs):
+    for pair in range(-2, pairs):
         for label in ("stock", "ours") if pair % 2 else ("ours", "stock"):
             seconds, tokens = runs[label](f"{label}{pair}")
             if pair >= 0:
                 speeds[label].append(tokens / seconds)
     ratios = [a / b for a, b in zip(speeds["ours"], speeds["stock"], strict=True)]
-    return {"ratios": ratios, "median": statistics.median(ratios), "tokens_per_s": speeds}
+    whole = statistics.median(speeds["ours"]) / statistics.median(speeds["stock"])
+    return {"ratios": ratios, "median": statistics.median(ratios), "of_medians": whole, "tokens_per_s": speeds}
 
 
 def calibration(ours: Ours, config: FlexFloorConfig, folder: Path, rounds: int) -> Calibrated:
@@ -236,14 +243,14 @@ def main() -> None:
     parser.add_argument("--pmf", type=Path, required=True, help="CSV output_tokens,probability")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--floors", type=int, nargs="+", default=[1])
     parser.add_argument("--scale", type=float, default=0.04, help="factor on the drawn lengths")
     parser.add_argument("--seed", type=int, default=3, help="of the drawn lengths")
     parser.add_argument("--plans", type=Path, help="folder of the drawn set's plans, made before or now")
     parser.add_argument("--plan-only", action="store_true", help="write --plans and end: needs no device")
-    parser.add_argument("--longest", type=int, default=900, help="longest response, tokens")
+    parser.add_argument("--longest", type=int, default=1400, help="longest response, tokens")
     parser.add_argument("--use-stock", type=float, default=0.30, help="share of a device for the stock server")
     parser.add_argument("--use-ours", type=float, default=0.52, help="share of a device for FlexFloor's server")
     options = parser.parse_args()
@@ -266,7 +273,8 @@ def main() -> None:
         ours = Ours(settings, model, out, shape["vocab_size"])
         result["start_s"] = round(time.perf_counter() - began, 1)
         try:
-            equal = [replace(r, max_tokens=160) for r in sets[0].requests(sets[0].stock.steps[0], shape["vocab_size"])]
+            asked = sets[0].requests(sets[0].stock.steps[0], shape["vocab_size"])
+            equal = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
             result["no_plan"] = no_plan(stock, ours, equal, options.pairs)
             print("NO PLAN", round(result["no_plan"]["median"], 4), flush=True)
             found = calibration(ours, settings, out / "calibration", 2)
@@ -320,7 +328,7 @@ def one(
     """Figures of one run, and what its log says of transitions (nothing for stock)."""
     if arm != "stock":
         folder = ours.arm(chosen, plan, arm)
-        return measured(folder), transitions(folder)
+        return measured(folder), transitions(folder, ours.responses)
     requests = [request for step in plan.steps for request in chosen.requests(step, vocabulary)]
     seconds, tokens = ours.server.wait(stock.run(requests, f"{chosen.name}{time.time_ns()}"))
     ranks = chosen.config.world_size

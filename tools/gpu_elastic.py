@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu.gaps import token_gap_ms
 from gpu.serving import four_ranks, server_spec
 from gpu.shapes import SHAPES, write_config, write_weights
 from unplanned import submit_all
@@ -35,10 +36,9 @@ from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
 from flexfloor.driver.orders import Request, Response, Sampling, StepOrder
 from flexfloor.driver.spec import ServerSpec
-from flexfloor.events import read_events
+from flexfloor.events import PARTS, read_events
 
 __all__ = ["SHAPES", "Arm", "Bench", "Load", "four_ranks", "server_spec", "write_weights"]
-PARTS = ("agree", "prepare", "channel", "move", "groups", "switch", "capture", "trial", "first_step")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,10 @@ class Arm:
         """Events of this name, in order of time."""
         return sorted((e for e in self.events if e["event"] == name), key=lambda e: e["t"])
 
+    def left(self, commit: float) -> float:
+        """When the leavers of a commit began to leave."""
+        return max((e["t"] for e in self.named("detach_start") if e["t"] < commit), default=commit)
+
     def early(self) -> dict[str, float]:
         """Seconds from a rank's wake to the restore, where the wake came first."""
         restored = {e["rank"]: e["t"] for e in self.named("restore_start")}
@@ -136,6 +140,7 @@ class Arm:
         return {
             "ms": parts,
             "quorum_to_first_step_ms": round(sum(parts.values()), 2),
+            "token_gap_ms": token_gap_ms(self.responses, event["survivors"], self.left(event["t"]), event["t"]),
             **{k: event.get(k) for k in ("survivors", "moved_rows", "moved_bytes", "captured", "kept")},
         }
 
@@ -208,6 +213,7 @@ class Bench:
             run="gpu",
             events_dir=str(events / "events"),
             end=end,
+            timed=True,
             **more,
         )
         self._count += 1

@@ -150,7 +150,7 @@ class Engines:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=request.seed,
+            seed=request.seed if sampling.seeded else None,
             max_tokens=request.max_tokens,
             ignore_eos=sampling.ignore_eos,
             logprobs=0 if sampling.logprobs else None,

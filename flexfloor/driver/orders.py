@@ -21,6 +21,7 @@ class Sampling:
         temperature, top_p, top_k: as in vLLM.
         ignore_eos: generate to the limit.
         logprobs: keep the logprob of every sampled token.
+        seeded: draw each response with its request's seed.
     """
 
     temperature: float = 1.0
@@ -28,12 +29,15 @@ class Sampling:
     top_k: int = -1
     ignore_eos: bool = False
     logprobs: bool = False
+    seeded: bool = True
 
     @classmethod
     def of(cls, config: FlexFloorConfig) -> Sampling:
         """The sampling of a configuration."""
         rollout = config.rollout
-        return cls(rollout.temperature, rollout.top_p, rollout.top_k, rollout.ignore_eos, rollout.logprobs)
+        return cls(
+            rollout.temperature, rollout.top_p, rollout.top_k, rollout.ignore_eos, rollout.logprobs, rollout.seeded
+        )
 
 
 @dataclass(frozen=True)

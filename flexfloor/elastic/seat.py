@@ -33,6 +33,7 @@ class Seat:
         step: the installed step, None between steps.
         asleep: ranks of the full world whose memory is released (after a topology restore).
         leaving: this rank has left the world and waits for the survivors' first step.
+        unproven: this rank has not made its first step in the present world.
         committed: the stage_commit event to write after that first step.
         channel_broken: the row-transfer channel failed and is rebuilt by the next ticket.
         restore_attempts: failed restores since the last one that worked.
@@ -51,7 +52,7 @@ class Seat:
         self.worker, self.ballot = worker, ballot
         self.parking = Parking(ballot, worker)
         self.early_wake = EarlyWake(ballot, worker)
-        self.leaving = False
+        self.leaving = self.unproven = False
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False
         self.restore_attempts = 0

@@ -193,6 +193,9 @@ class Session(Seat):
             TransitionError: something failed that cannot be undone; names rank and phase.
         """
         self.parking.follow()
+        if self.unproven:
+            self.worker.drain()
+            self.unproven = False
         self.ballot.enter(Phase.AGREE)
         rows, agreed_s = self.ballot.meet(self._row(local))
         self._after_first_step()

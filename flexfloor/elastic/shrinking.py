@@ -43,13 +43,16 @@ def shrink(seat: Seat, decision: Decision, agreed_s: float, rank_order: Sequence
         seat.go(RankState.DETACHING)
         seat.ballot.emit("detach_start")
     parts: dict[str, Any] = {"agree": agreed_s}
+    began, acted = seat.ballot.clock(), 0.0
     for phase, act in acts(seat, ticket):
         failed, took = seat.ballot.carry_out(phase, act)
         parts.update(took)
+        acted += took[phase.label]
         if failed:
             _abandon(seat, ticket, phase, failed, leaving)
             return False
     seat.channel_broken = False
+    parts["vote"] = max(0.0, seat.ballot.clock() - began - acted)
     _commit(seat, ticket, target, parts, leaving)
     return True
 
@@ -88,6 +91,7 @@ def _commit(seat: Seat, ticket: Ticket, target: Placement, parts: dict[str, Any]
     seat.placement = target
     seat.world.members = list(ticket.after)
     seat.leaving = leaving
+    seat.unproven = seat.rank in ticket.after
     if seat.rank == ticket.after[0]:
         seat.committed = {
             **parts,

@@ -16,8 +16,17 @@ from flexfloor.ledger.transitions import Transition
 BOUNDS_NOTE = "[lo, hi] is clock resolution, rounded outward; it is not statistical confidence."
 NONE = "-"
 LISTED = 12
-TRANSITION_HEADS = ("Step", "World", "Survivors", "At s", "Total s", "Seconds by part", "Moved MiB", "Released MiB")
-SUMMARY_HEADS = ("World", "Times", "Total s", "Seconds by part", "Moved MiB", "Released MiB")
+TRANSITION_HEADS = (
+    "Step",
+    "World",
+    "Survivors",
+    "At s",
+    "Total ms",
+    "ms by part",
+    "Moved MiB",
+    "Released MiB",
+)
+SUMMARY_HEADS = ("World", "Times", "Total ms", "ms by part", "Moved MiB", "Released MiB")
 
 
 def figure_rows(totals: Totals) -> list[tuple[str, str, str]]:
@@ -63,9 +72,13 @@ def gain_cells(run: Totals, baseline: Totals, gains: Gains) -> dict[str, str]:
     }
 
 
+SHOWN_S = 5e-5
+"""Shorter parts of a transition are not shown."""
+
+
 def transition_cells(transition: Transition) -> list[str]:
-    """Step, from and to, survivors, time of commit, seconds by part, MiB moved and released."""
-    parts = ", ".join(f"{name} {seconds:.3f}" for name, seconds in transition.seconds.items())
+    """Step, from and to, survivors, time of commit, milliseconds by part, MiB moved and released."""
+    parts = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in transition.seconds.items() if seconds >= SHOWN_S)
     survivors = NONE if transition.survivors is None else ", ".join(map(str, transition.survivors))
     replica = "" if transition.replica is None else f" replica {transition.replica}"
     return [
@@ -73,7 +86,7 @@ def transition_cells(transition: Transition) -> list[str]:
         f"{transition.before} \u2192 {transition.after}",
         survivors,
         f"{transition.at:.3f}",
-        NONE if transition.total_seconds is None else f"{transition.total_seconds:.3f}",
+        NONE if transition.total_seconds is None else _ms(transition.total_seconds),
         parts or NONE,
         _mebibytes(transition.moved_bytes),
         _mebibytes(transition.released_bytes),
@@ -81,7 +94,7 @@ def transition_cells(transition: Transition) -> list[str]:
 
 
 def summary_cells(transitions: Sequence[Transition]) -> list[list[str]]:
-    """One row a pair of world sizes: how often, seconds as median / max (in all and by part), MiB in all."""
+    """One row a pair of world sizes: how often, milliseconds as median / max (in all and by part), MiB in all."""
     worlds: dict[tuple[int, int], list[Transition]] = defaultdict(list)
     for transition in transitions:
         worlds[transition.before, transition.after].append(transition)
@@ -93,7 +106,7 @@ def summary_cells(transitions: Sequence[Transition]) -> list[list[str]]:
             ", ".join(
                 f"{part} {_median_max([t.seconds.get(part) for t in own])}"
                 for part in PARTS
-                if any(part in t.seconds for t in own)
+                if any(t.seconds.get(part, 0.0) >= SHOWN_S for t in own)
             )
             or NONE,
             _mebibytes(known_sum([t.moved_bytes for t in own])),
@@ -154,4 +167,8 @@ def _mebibytes(value: int | None) -> str:
 
 def _median_max(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.3f} / {max(known):.3f}" if known else NONE
+    return f"{_ms(statistics.median(known))} / {_ms(max(known))}" if known else NONE
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f}"

@@ -176,7 +176,7 @@ def _transitions(run: RunLedger) -> str:
     each = _table(TRANSITION_HEADS, [transition_cells(t) for t in run.transitions], numbers=(3, 4, 6, 7))
     unfolded = len(run.transitions) <= LISTED
     folded = _folded(f"Each of the {len(run.transitions)} transitions", each, unfolded=unfolded)
-    return _section("Transitions, seconds as median / max", summary + folded + listed)
+    return _section("Transitions, milliseconds as median / max", summary + folded + listed)
 
 
 def _checks(run: RunLedger, gains: Gains | None) -> str:

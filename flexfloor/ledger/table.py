@@ -96,16 +96,16 @@ def _paired(gains: Gains) -> Table:
 
 
 def _transitions(transitions: Sequence[Transition]) -> list[Table]:
-    summary = Table(title="Transitions, seconds as median / max", title_justify="left")
+    summary = Table(title="Transitions, milliseconds as median / max", title_justify="left")
     for head in SUMMARY_HEADS:
-        summary.add_column(head, justify="left" if head == "Seconds by part" else "right")
+        summary.add_column(head, justify="left" if head == "ms by part" else "right")
     for cells in summary_cells(transitions):
         summary.add_row(*cells)
     if len(transitions) > LISTED:
         return [summary]
     table = Table(title="Each transition", title_justify="left")
     for head in TRANSITION_HEADS:
-        table.add_column(head, justify="left" if head in ("Step", "Survivors", "Seconds by part") else "right")
+        table.add_column(head, justify="left" if head in ("Step", "Survivors", "ms by part") else "right")
     for transition in transitions:
         table.add_row(*transition_cells(transition))
     return [summary, table]

@@ -245,13 +245,13 @@ def transition_costs(
     """
     parts: dict[str, list[float]] = defaultdict(list)
     rest: dict[str, list[float]] = defaultdict(list)
-    restores: dict[bool, list[float]] = {True: [], False: []}
     for step in steps:
         opened = {event.rank: event.t for event in step.named("detach_start")}
         left = {event.rank: event.t for event in step.named("detach_end")}
         for event in step.named("stage_commit"):
             told = {name: float(event.fields[name]) for name in PARTS if name in event.fields}
             first = told.pop("first_step", 0.0)
+            told.pop("vote", None)  # counted with all that lies between the parts
             for name, seconds in told.items():
                 parts[name].append(seconds)
             survivors = event.fields.get("survivors", ())
@@ -267,14 +267,13 @@ def transition_costs(
         over = max((e.t for e in [*end, *step.named("generation_end")]), default=step.end)
         if begin and end:
             opened_at = min(e.t for e in begin)
-            leads = [opened_at - e.t for e in step.named("wake_start")]
-            early = bool(leads) and min(leads) > 0
-            if early:
-                rest["wake_s"].append(statistics.median(leads))
-            restores[early].append(max(e.t for e in end) - max(asleep, opened_at))
+            settled = max(asleep, opened_at)
+            waited = max(float(e.fields.get("restore_wake", 0.0)) for e in end)
+            leads = [max(0.0, settled - e.t) for e in step.named("wake_start")]
+            if leads:
+                rest["wake_s"].append(max(leads) + waited)
+            rest["restore_s"].append(max(e.t for e in end) - settled - waited)
         rest["finish_s"].append(step.end - over)
-    # Where memory came back while others decoded, a restore does not wait for it; the first of a server always do.
-    rest["restore_s"] = restores[True] or restores[False]
     median = {name: statistics.median(values) for name, values in rest.items() if values}
     if not parts:
         notes.append("the run holds no transition: shrinks cost nothing in costs.yaml; calibrate from an elastic run")

@@ -261,15 +261,18 @@ class _Step:
         began = self.now
         for rank in range(self.world.size):
             self._mark("restore_start", rank, kind="full", reason="the step is complete")
+        settled = max([began, *self.asleep.values()])
+        self.now = settled
         for rank, asleep in self.asleep.items():
             woken = max(asleep, began - self.costs.wake_s)
             self._mark("wake_start", rank, t=woken)
             self.now = max(self.now, woken + self.costs.wake_s)
+        waited = self.now - settled
         self.now += self.costs.restore_s
         for rank in self.asleep:
             self._mark("wake_end", rank)
         for rank in range(self.world.size):
-            self._mark("restore_end", rank, duration=self.now - began, duration_res=0.0)
+            self._mark("restore_end", rank, duration=self.now - began, duration_res=0.0, restore_wake=waited)
 
     def _mark(self, event: str, rank: int | None, *, t: float | None = None, **fields: Any) -> None:
         self.marks.append(Mark(self.now if t is None else t, event, rank, fields))

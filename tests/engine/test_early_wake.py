@@ -4,7 +4,7 @@ import pytest
 from bed_runs import events, requests, roll
 
 FULL = (0, 1, 2, 3)
-MADE = requests([[70, 20], [6], [50], [8]])
+MADE = requests([[110, 20], [6], [50], [8]])
 LONGER_THAN_ANY_ROLLOUT_S = 600.0
 
 
