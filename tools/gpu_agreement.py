@@ -1,0 +1,119 @@
+"""How far responses agree with vLLM's stock combine: stock EP 1 against stock EP 2, a shrinking rollout against EP 2.
+
+The stock combine adds the ranks' sums in the model's dtype, so another EP size may give other last bits, and greedy
+responses part where two tokens are that close. A rollout that shrinks must agree with one that keeps EP 2 no less than
+stock vLLM agrees with itself at EP 1 and EP 2, on the same requests.
+
+Three engines one after another: vLLM untouched at EP 2, vLLM untouched at EP 1, FlexFloor's server (static and flex).
+On CPU vLLM untouched has no EP 2: FlexFloor's static rollout stands in for it.
+
+Usage: python tools/gpu_agreement.py --json agreement.json [--shape small] [--use 0.5] [--model DIR for the CPU]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu.serving import section, spec_of
+from gpu.shapes import SHAPES, write_weights
+from gpu_elastic import Bench, Load, compare, versions
+
+from flexfloor.config import FlexFloorConfig, config_from_mapping
+from flexfloor.driver.engines import Engines
+from flexfloor.driver.orders import Request, Response, Sampling
+
+SAMPLING = Sampling(temperature=0.0, ignore_eos=True, logprobs=True)
+
+
+def stock(config: FlexFloorConfig, model: Path, folder: Path, requests: Sequence[Request], ep: int) -> list[Response]:
+    """Responses of vLLM untouched at this EP size."""
+    spec = spec_of(config, model, folder)
+    kept = dict(os.environ)
+    os.environ.update(spec.environment())
+    os.environ.pop("FLEXFLOOR_ENGINE")
+    del spec.engine["worker_extension_cls"]
+    if ep == 1:
+        spec.engine.update(data_parallel_size=1, enable_expert_parallel=False)
+    try:
+        return asyncio.run(_served(spec, requests, ep))
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+async def _served(spec: Any, requests: Sequence[Request], ep: int) -> list[Response]:
+    engines = await asyncio.to_thread(Engines.start, spec)
+    try:
+        queues = [await engines.submit(f"{i}", r, SAMPLING, r.rank % ep) for i, r in enumerate(requests)]
+        return list(await asyncio.gather(*(_response(r, q) for r, q in zip(requests, queues, strict=True))))
+    finally:
+        engines.shut_down()
+
+
+async def _response(request: Request, queue: Any) -> Response:
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        output = queue.get_nowait() or await queue.get()
+        new = output.outputs[0]
+        tokens += new.token_ids
+        logprobs += [step[token].logprob for token, step in zip(new.token_ids, new.logprobs or (), strict=True)]
+        if output.finished:
+            return Response(request, request.rank, tuple(tokens), tuple(logprobs), new.finish_reason, 0, 0)
+
+
+def main() -> None:
+    """Run the three engines and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--model", type=Path, help="a checkpoint of one's own, without graphs and sleep mode (CPU)")
+    parser.add_argument("--use", type=float, default=0.5, help="share of a device's memory for the engine")
+    parser.add_argument("--requests", type=int, default=64, help="long requests, all on rank 0")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shape = SHAPES[options.shape]
+        model = options.model or write_weights(folder / "model", shape)
+        vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        made = section(dummy=False, combine="stock", use=options.use, world_size=2, floors=[1])
+        if options.model is not None:
+            made["engine"] |= {"vllm": {"skip_tokenizer_init": True}, "max_model_len": 512}
+        config = config_from_mapping(made)
+        long = tuple(160 if i % 2 else 110 for i in range(options.requests))
+        load = Load((long, (40,) * (options.requests // 4)), vocabulary=vocabulary)
+        requests = load.requests()
+        sizes = (2, 1) if options.model is None else (1,)
+        by_size = {ep: stock(config, model, folder / f"ep{ep}", requests, ep) for ep in sizes}
+        bench = Bench(spec_of(config, model, folder / "ours"), folder / "ours", 280.0)
+        try:
+            static = bench.arm("static", load, (2,))
+            flex = bench.arm("flex", load, (2, 1))
+            again = bench.arm("static again", load, (2,))
+        finally:
+            bench.server.close()
+        by_size.setdefault(2, static.responses)
+        own = slice(0, len(long))
+        found = {
+            "stock EP 1 against stock EP 2": compare(by_size[2][own], by_size[1][own]),
+            "flex against static": compare(static.responses[own], flex.responses[own]),
+            "static against stock EP 2": compare(by_size[2][own], static.responses[own]),
+            "static against static": compare(static.responses[own], again.responses[own]),
+        }
+        result = {"requests": len(long), "compared": found, "transitions": bench.records[1]["transitions"]}
+        if options.model is None:
+            result |= {"shape": options.shape, "versions": versions()}
+    options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    for label, row in found.items():
+        print(f"{label}: tokens {row['same_tokens']} of {row['requests']}, first split {row['first_splits'][:1]}")
+
+
+if __name__ == "__main__":
+    main()
