@@ -108,7 +108,8 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
     "capture_end": EventSpec({}, {"sizes": "counts", "seconds": "span"}),
     "capture_release": EventSpec(),
     # Counts since the rank's previous audit; a leaver states its own before detach_end.
-    "decode_audit": EventSpec({"full": "count", "eager": "count"}),
+    # graphs: 1 where the engine has captured decode graphs, so that an eager step is a fallback.
+    "decode_audit": EventSpec({"full": "count", "eager": "count"}, {"prefill": "count", "graphs": "count"}),
     "dummy_steps": EventSpec({"count": "count", "seconds": "span"}),
     "active_batch": EventSpec({"sizes": "counts"}),
     "preemption": EventSpec({}, {"recomputed_tokens": "count"}),

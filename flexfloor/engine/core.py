@@ -80,7 +80,8 @@ class ElasticCore:
         steps, self._steps = self._steps, 0
         full = min(steps, int(self.worker.call("graph_replays")))
         prefill = min(steps - full, int(self.worker.call("prefill_steps")))
-        self.events.emit("decode_audit", full=full, eager=steps - full - prefill, prefill=prefill)
+        graphs = int(self.facts["graphs"])
+        self.events.emit("decode_audit", full=full, eager=steps - full - prefill, prefill=prefill, graphs=graphs)
 
     def kv_tokens(self) -> int:
         """Usable KV tokens of this rank."""

@@ -73,14 +73,13 @@ class ElasticWorld:
 
     def facts(self) -> dict[str, Any]:
         """What the engine core needs to know about its worker."""
-        limits = self._device.limits()
         return {
             "rank": self.rank,
             "experts": self.experts.experts,
             "capacity": self.experts.capacity,
             "row_bytes": self.experts.row_bytes,
             "kv_blocks": {} if self._room is None else self._room.blocks,
-            "graphs": limits.graphs,
+            "graphs": self._device.graphs() is not None,
             "weight_bytes": self._held(self.memory.weights()),
             "kv_bytes": self._held(self.memory.kv()),
             "memory_used": self._device.memory_used(),

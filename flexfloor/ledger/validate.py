@@ -93,6 +93,16 @@ def _no_decode_while_free(case: Case) -> Outcome:
     return Outcome(tuple(failures), "" if audits else "no decode audit")
 
 
+def _no_eager_fallback(case: Case) -> Outcome:
+    audits = [e for e in case.step.log.named("decode_audit") if e.fields.get("graphs")]
+    failures = [
+        f"{audit.fields['eager']} decode steps of rank {audit.rank} before {_at(case, audit)} replayed no graph"
+        for audit in audits
+        if audit.fields["eager"]
+    ]
+    return Outcome(tuple(failures), "" if audits else "no engine has captured decode graphs")
+
+
 def _occupied_time_positive(case: Case) -> Outcome:
     if case.step.log.seconds <= 0:
         return Outcome((f"the window lasts {case.step.log.seconds:g} s",))
@@ -201,6 +211,7 @@ Check = Callable[[Case], Outcome]
 CHECKS: Mapping[str, tuple[Check, str]] = {
     "one_release_per_detach": (_one_release_per_detach, "One release per detach"),
     "no_decode_while_free": (_no_decode_while_free, "No decode while credited as free"),
+    "no_eager_fallback": (_no_eager_fallback, "No eager decode beside captured graphs"),
     "occupied_time_positive": (_occupied_time_positive, "Occupied time positive"),
     "every_rank_accounted": (_every_rank_accounted, "Every rank accounted for"),
     "stages_from_ladder": (_stages_from_ladder, "Stages shrink and come from the ladder"),
