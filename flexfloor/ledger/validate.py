@@ -100,7 +100,7 @@ def _no_eager_fallback(case: Case) -> Outcome:
         for audit in audits
         if audit.fields["eager"]
     ]
-    return Outcome(tuple(failures), "" if audits else "no engine has captured decode graphs")
+    return Outcome(tuple(failures), "" if audits else "no audit tells of captured decode graphs")
 
 
 def _occupied_time_positive(case: Case) -> Outcome:
