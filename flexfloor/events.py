@@ -91,7 +91,13 @@ EVENT_NAMES: Mapping[str, EventSpec] = {
     # the longest of each part and the sum of moved_bytes: each rank states its own.
     "stage_commit": EventSpec(
         {"from": "count", "to": "count"},
-        {"stage": "count", "survivors": "counts", "moved_bytes": "count", **dict.fromkeys(PARTS, "span")},
+        {
+            "stage": "count",
+            "survivors": "counts",
+            "moved_bytes": "count",
+            "iterations": "count",
+            **dict.fromkeys(PARTS, "span"),
+        },
     ),
     # Planned residency: worlds made ready after rollout_start and before the first token (elastic/rehearsal.py).
     "rehearsal": EventSpec(

@@ -256,6 +256,14 @@ class EngineConfig(Section):
     enforce_eager: bool = Field(default=False, strict=True)
     vllm: dict[str, Any] = {}
 
+    @property
+    def capture_sizes(self) -> tuple[int, ...]:
+        """Decode batch sizes that vLLM is told to capture, ascending; empty where the choice is left to it."""
+        told = self.vllm.get("compilation_config")
+        sizes = told.get("cudagraph_capture_sizes") if isinstance(told, dict) else None
+        whole = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+        return tuple(sorted(sizes)) if sizes and whole else ()
+
 
 class RolloutConfig(Section):
     """Sampling of a rollout.

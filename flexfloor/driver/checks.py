@@ -227,7 +227,7 @@ def _ascend(run: Proposal) -> None:
     ]
     for problem in problems:
         raise RefusedError(problem.what, remedy=problem.line)
-    captured = (config.engine.vllm.get("compilation_config") or {}).get("cudagraph_capture_sizes") or [1]
+    captured = config.engine.capture_sizes or (1,)
     for size in config.admissible_sizes:
         reason = exchange.refused(config.hardware, size, run.model.experts, max(captured))
         if reason is not None:

@@ -36,6 +36,10 @@ class EarlyWake:
         self._takes: float | None = None
         self.begun = False
 
+    def forget(self) -> None:
+        """Something other than decoding took time: how long an iteration takes is learnt anew."""
+        self._met.clear()
+
     def reset(self) -> None:
         """The rank has parked, or the full world stands again."""
         self._met.clear()

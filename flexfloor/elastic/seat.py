@@ -33,6 +33,7 @@ class Seat:
         step: the installed step, None between steps.
         asleep: ranks of the full world whose memory is released (after a topology restore).
         leaving: this rank has left the world and waits for the survivors' first step.
+        iterations: iterations since all ranks of the step could begin.
         unproven: this rank has not made its first step in the present world.
         committed: the stage_commit event to write after that first step.
         channel_broken: the row-transfer channel failed and is rebuilt by the next ticket.
@@ -56,7 +57,7 @@ class Seat:
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False
         self.restore_attempts = 0
-        self.serial = 0
+        self.serial = self.iterations = 0
         self.version = 0
         self._deadline_s = deadline_s
         ballot.of(self)

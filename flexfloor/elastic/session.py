@@ -17,7 +17,7 @@ from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
 from flexfloor.elastic.cadence import stride
-from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
+from flexfloor.elastic.decision import Action, Decision, World, decide, gate_opens
 from flexfloor.elastic.early_wake import tokens_left
 from flexfloor.elastic.loading import Rows, load
 from flexfloor.elastic.placement import Placement
@@ -181,10 +181,20 @@ class Session(Seat):
 
     # -- one sync point --------------------------------------------------------------------
 
-    def due(self) -> bool:
-        """Called once an iteration: whether it ends with a sync point; see :mod:`flexfloor.elastic.cadence`."""
+    def due(self, unfinished: int) -> bool:
+        """Called once an iteration: whether it ends with a sync point; see :mod:`flexfloor.elastic.cadence`.
+
+        Args:
+            unfinished: requests of this rank that are not finished; its completion is logged when it is, not when the
+                others learn it.
+        """
         self._passed += 1
-        return self._passed >= self._stride
+        self.iterations += self.world.armed and not self.world.gate
+        self._note_completion(unfinished)
+        if self._passed >= self._stride:
+            return True
+        self.ballot.show(self.ballot.phase)  # a sign of life
+        return False
 
     def sync(self, local: Local) -> Outcome:
         """Meet the other ranks once, decide, and carry the decision out.
@@ -200,7 +210,7 @@ class Session(Seat):
         rows, agreed_s = self.ballot.meet(self._row(local))
         self._after_first_step()
         decision = self._decide(rows)
-        self._note_completion(rows[self.rank])
+        self._note_completion(local.unfinished)
         rehearsal = self._unrehearsed and not any(row.pause for row in rows)
         recapture = decision.action is Action.RUN and self._recapture.due(rows)
         if rehearsal or recapture or decision.action in (Action.SHRINK, Action.RESTORE, Action.FINISH):
@@ -221,6 +231,8 @@ class Session(Seat):
         passed, self._passed, self._stride = self._passed, 0, stride(self.world, rows, changed=changed)
         if decision.action is Action.RUN:
             self._wake_early(rows, passed)
+        else:
+            self.early_wake.forget()
         if len(self.world.members) == self.world.size:
             self._want_restore = False
         self._running = decision.running
@@ -264,6 +276,7 @@ class Session(Seat):
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
         self._unrehearsed, self._resident = bool(self.step.predicted), {}
         self._recapture.begin()
+        self.iterations = 0
         self.go(RankState.MEMBER)
 
     def _rehearse(self, rows: list[Row]) -> None:
@@ -276,9 +289,10 @@ class Session(Seat):
     def _rank_order(self) -> tuple[int, ...]:
         return tuple(range(self.world.size)) if self.step is None else self.step.rank_order
 
-    def _note_completion(self, row: Row) -> None:
+    def _note_completion(self, unfinished: int) -> None:
         """local_complete once a step, and again after late work."""
-        done = self.world.armed and complete(row)
+        counts = self.trajectories
+        done = self.world.armed and unfinished == 0 and counts.open == 0 and counts.received >= counts.expected
         if done and not self._completed:
             self.ballot.emit("local_complete")
         self._completed = done

@@ -171,9 +171,10 @@ class BedRank:
                 self.session.request_restore()
             if not self.session.idle:
                 self._step(result, iteration)
-            if self.session.due():
+            unfinished = scheduler.get_num_unfinished_requests()
+            if self.session.due(unfinished):
                 local = Local(
-                    unfinished=scheduler.get_num_unfinished_requests(),
+                    unfinished=unfinished,
                     kv_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
                     tokens_left=tokens_left(scheduler),
                 )

@@ -93,18 +93,19 @@ class ElasticCore:
         """The DP sync point; returns whether the engines keep running."""
         engine, session = self.engine, self.session
         engine.step_counter += 1
-        stock = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
-        if not (session.due() if session.eager else stock):
-            return True
-        if session.held:
-            time.sleep(GATE_PAUSE_S)
         scheduler = engine.scheduler
+        open_requests = scheduler.get_num_unfinished_requests() if unfinished else 0
         had_step = session.step is not None
         if had_step:
             self._watch_preemptions()
+        stock = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
+        if not (session.due(open_requests) if session.eager else stock):
+            return True
+        if session.held:
+            time.sleep(GATE_PAUSE_S)
         outcome = session.sync(
             Local(
-                unfinished=scheduler.get_num_unfinished_requests() if unfinished else 0,
+                unfinished=open_requests,
                 kv_free=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
                 pause=engine.pending_pause,
                 tokens_left=tokens_left(scheduler) if session.world.armed else 0,

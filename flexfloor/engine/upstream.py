@@ -203,6 +203,12 @@ CUDA: tuple[Symbol, ...] = (
         "called: captures one decode batch size",
     ),
     Symbol(
+        "vllm.v1.worker.gpu_model_runner",
+        "coordinate_batch_across_dp",
+        ("num_tokens_unpadded", "parallel_config", "num_tokens_padded", "uniform_decode", "cudagraph_mode"),
+        "patched: a step that another rank made eager is told from one that lacks its graph",
+    ),
+    Symbol(
         "vllm.v1.cudagraph_dispatcher",
         "CudagraphDispatcher._compute_bs_to_padded_graph_size",
         ("self",),

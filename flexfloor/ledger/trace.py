@@ -58,6 +58,12 @@ def _rank_spans(step: StepOccupancy, origin: float) -> list[dict[str, Any]]:
         opened: dict[str, Event] = {}
         for event in events:
             phase = event.event.rsplit("_", 1)[0]
+            if event.event == "restore_start" and "wake" in opened:
+                # Memory that came back early: spans of a track may lie inside each other, but not overlap.
+                spans.append(_span("wake", opened.pop("wake").t, event.t, origin, track, {}))
+                opened["rest of wake"] = event
+            if event.event == "wake_end" and opened.pop("rest of wake", None) is not None:
+                continue
             if event.event in _SPANNED and event.event.endswith("_start"):
                 opened[phase] = event
             elif event.event in _PAIRS:

@@ -210,7 +210,8 @@ def _switches(step: StepLog, marks: Sequence[tuple[float, int]]) -> list[tuple[E
     found = []
     for event in seen.values():
         agreed = event.t - float(event.fields.get("first_step", 0.0))
-        found.append((event, max((end for moment, end in marks if moment <= agreed), default=0)))
+        known = max((end for moment, end in marks if moment <= agreed), default=0)
+        found.append((event, int(event.fields.get("iterations", known))))
     return found
 
 

@@ -202,12 +202,6 @@ def simulate_workloads(
     return run
 
 
-def captured_sizes(config: FlexFloorConfig) -> tuple[int, ...]:
-    """Decode batch sizes that the engines are told to capture, ascending; empty where the choice is left open."""
-    sizes = (config.engine.vllm.get("compilation_config") or {}).get("cudagraph_capture_sizes")
-    return tuple(sorted(sizes or ()))
-
-
 def _epoch_of(plan: EpochPlan, workload: Workload) -> EpochLengths:
     return next((epoch for epoch in workload.epochs if epoch.epoch == plan.epoch), workload.epochs[-1])
 
@@ -225,7 +219,7 @@ def _epoch(
             ladder=step.ladder,
             residency=step.residency,
             rank_order=config.leave_order,
-            capture_sizes=captured_sizes(config) or step.capture_sizes,
+            capture_sizes=config.engine.capture_sizes or step.capture_sizes,
             limits=limits_of(config, step.kv_tokens_per_rank),
             experts=experts_of(config),
             capacity=experts_of(config) // min(config.admissible_sizes[-1], step.floor),

@@ -4,9 +4,10 @@
 
 Every iteration lasts as long as the table says for the largest batch of the world at its EP size; members without
 requests run dummy steps, counted and timed. A sync point is looked at where a rank becomes complete: nothing else
-changes a decision of `elastic.decision.decide`. Survivors and moved rows come from `elastic.placement`. As in the
-engine, leavers detach after the survivors' first iteration in the new world, sleep off the loop, and are woken by the
-full restore when the step is complete.
+changes a decision of `elastic.decision.decide`. (A live rank that ends before its token limits is seen up to
+`elastic.cadence.STRIDE` - 1 iterations later.) Survivors and moved rows come from `elastic.placement`. As in the
+engine, leavers detach after the survivors' first iteration in the new world, sleep off the loop, wake in time for the
+last token where they can, and are back with the full restore when the step is complete.
 """
 
 from __future__ import annotations

@@ -84,20 +84,41 @@ def test_only_a_single_workspace_that_grows_moves_into_the_pool(spaces, needed, 
 
 
 def test_the_workspace_sleeps_with_kv_and_every_pool_is_kept(monkeypatch):
+    used, unmapped = {1: 8, 11: 8, 12: 8}, []
+
+    class Pool:
+        def __init__(self, address):
+            self.address = address
+
+        def snapshot(self):
+            return [{"address": self.address, "allocated_size": used[self.address]}]
+
     class Allocator:
         def __init__(self):
-            self.allocator_and_pools = {"weights": "pool of the weights", "kv_cache": "pool of KV"}
-            self.pointer_to_data = {1: cumem.AllocationData((0, 1, 1, 1), "weights")}
+            self.allocator_and_pools = {"weights": (Pool(1), None)}
+            self.pointer_to_data = {1: cumem.AllocationData((0, 8, 1, 0), "weights")}
 
         @contextlib.contextmanager
         def use_memory_pool(self, tag):
-            self.allocator_and_pools[tag] = f"pool of {tag}"
+            address = 10 + len(self.allocator_and_pools)
+            self.allocator_and_pools[tag] = (Pool(address), None)
             yield
-            self.pointer_to_data[10 + len(self.pointer_to_data)] = cumem.AllocationData((0, 2, 2, 2), tag)
+            self.pointer_to_data[address] = cumem.AllocationData((0, 8, address, 0), tag)
+
+        def _python_free_callback(self, address):
+            return self.pointer_to_data.pop(address).handle
 
     allocator = Allocator()
     monkeypatch.setattr(cumem.CuMemAllocator, "get_instance", staticmethod(lambda: allocator))
+    monkeypatch.setattr(cumem, "unmap_and_release", unmapped.append, raising=False)
     assert in_kv_pool(lambda: "space") == "space"
-    assert in_kv_pool(lambda: "more space") == "more space"
-    assert [data.tag for data in allocator.pointer_to_data.values()] == ["weights", "kv_cache", "kv_cache"]
-    assert len(allocator.allocator_and_pools) == 4
+    assert {a: data.tag for a, data in allocator.pointer_to_data.items()} == {1: "weights", 11: "kv_cache"}
+
+    def grown():
+        used[11] = 0
+        return "more space"
+
+    assert in_kv_pool(grown) == "more space"
+    assert {a: data.tag for a, data in allocator.pointer_to_data.items()} == {1: "weights", 12: "kv_cache"}
+    assert unmapped == [(0, 8, 11, 0)], "the smaller one's memory is given back"
+    assert len(allocator.allocator_and_pools) == 3, "pools stay referenced"

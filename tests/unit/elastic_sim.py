@@ -145,7 +145,7 @@ class Engine:
         while True:
             self._inputs(script, iteration)
             self._step(iteration)
-            if self.session.due():
+            if self.session.due(len(self.running)):
                 before = self.session.world.members
                 outcome = self.session.sync(self._local())
                 self._check(before)

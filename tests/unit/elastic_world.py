@@ -186,6 +186,7 @@ class FakeWorker:
         self.buckets: tuple[int, ...] = ()
         self.graphs: dict[tuple[int, ...], set[int]] = defaultdict(set)
         self.calls: list[str] = []
+        self._forwards, self._met = 0, -1
         self.flying: list[Callable[[], None]] = []
         self.moved = 0
         self.breaks: dict[str, Exception] = {}
@@ -344,7 +345,9 @@ class FakeWorker:
         """One model step with the ranks of this rank's world: expert -> what its row holds."""
         self.hub.must(self.memory and self.dense, f"rank {self.rank} steps without weights")
         mine = (self.group, list(self.map), list(self.rows))
-        seen = self.hub.joint(self.rank, (kind, self.group), self.group, mine)
+        self._forwards = self._forwards + 1 if self._met == self.hub.entered[self.rank] else 0
+        self._met = self.hub.entered[self.rank]
+        seen = self.hub.joint(self.rank, (kind, self.group, self._forwards), self.group, mine)
         worlds = {rank: group for rank, (group, _, _) in seen.items()}
         self.hub.must(set(worlds.values()) == {tuple(sorted(seen))}, f"unequal worlds {worlds}")
         reached: dict[int, str] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from elastic_sim import Script, Sim, asks
+from elastic_sim import STEP_S, Script, Sim, asks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,21 @@ def test_a_rank_that_ends_before_its_limit_leaves_within_the_stride(sim: Sim, le
     sim.rollout(Script(ended, (4, 1)))
     first = sim.ranks[0].steps[0]
     assert first + length - 1 <= left_at(sim) < first + length - 1 + STRIDE
+
+
+def test_completion_is_logged_when_it_is_though_others_learn_it_later(sim: Sim) -> None:
+    sim.rollout(Script(tuple(replace(ask, spare=500) for ask in asks([11, 12, 13, 60])), (4, 1)))
+    done = [(e.t, e.rank) for e in sim.named("local_complete")]
+    assert [rank for _, rank in done] == [0, 1, 2, 3]
+    assert all(late - early > STEP_S / 2 for (early, _), (late, _) in pairwise(done))
+
+
+@pytest.mark.parametrize("spare", [0, 500])
+def test_a_commit_tells_the_iterations_that_were_made_before_it(sim: Sim, spare: int) -> None:
+    sim.rollout(Script(tuple(replace(ask, spare=spare) for ask in asks([11, 12, 13, 60])), (4, 1)))
+    (commit,) = sim.named("stage_commit")
+    assert commit.fields["iterations"] == left_at(sim) - sim.ranks[3].steps[0] + 1
+    assert (commit.fields["iterations"] == 13) is (spare == 0)
 
 
 def test_most_iterations_have_no_meeting(sim: Sim) -> None:

@@ -57,7 +57,7 @@ def test_highs_finds_the_least_cost(costs, rows, data):
     status = program.solve(whole=True)
     assert status == ("infeasible" if least is None else "optimal")
     if least is not None:
-        assert program.objective == pytest.approx(least, abs=1e-6)
+        assert program.objective == pytest.approx(least, abs=1e-5), "rows hold within 1e-6, costs are up to 4"
         assert program.is_whole()
 
 

@@ -27,7 +27,6 @@ from flexfloor.simulate.costs import (
 )
 from flexfloor.simulate.fitting import least_absolute, non_negative
 from flexfloor.simulate.page import page
-from flexfloor.simulate.run import captured_sizes
 from flexfloor.simulate.sweep import parse_sweep, run_sweep, vary
 from flexfloor.simulate.workload import Distribution, mixture, read_distribution
 from flexfloor.step_times import Row, StepTimes
@@ -279,8 +278,13 @@ def test_batches_are_padded_to_the_sizes_that_the_engines_capture():
         for sizes in ((1, 2, 3, 4, 5, 6, 7, 8), (8,))
     ]
     assert seconds[0] < seconds[1]
-    assert captured_sizes(with_captures(8, 1, 4)) == (1, 4, 8)
-    assert captured_sizes(config()) == ()
+    assert with_captures(8, 1, 4).engine.capture_sizes == (1, 4, 8)
+    assert config().engine.capture_sizes == ()
+
+
+@pytest.mark.parametrize("told", [3, "{}", [4], {"cudagraph_capture_sizes": 4}, {"cudagraph_capture_sizes": ["4"]}])
+def test_capture_sizes_that_vllm_will_judge_are_left_to_it(told):
+    assert config(engine={"vllm": {"compilation_config": told}}).engine.capture_sizes == ()
 
 
 @pytest.mark.parametrize(("full", "pads"), [(9, True), (0, False)])

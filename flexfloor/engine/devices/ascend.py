@@ -184,6 +184,7 @@ class AscendDevice(GraphedDevice):
 
     def reclaim(self, tensors: Sequence[torch.Tensor]) -> None:
         """Maps the pools again at their old addresses; contents and unsaved tables are undefined."""
+        torch.npu.set_device(self._at)
         self._bound().wake()
 
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -191,6 +192,7 @@ class AscendDevice(GraphedDevice):
         if tensors and self._worker is not None:
             for tensor in flat(self._worker.model_runner.kv_caches):
                 tensor.zero_()
+            torch.npu.synchronize()
 
     def memory_used(self) -> int:
         """Bytes in use on the device (this rank is alone on it)."""

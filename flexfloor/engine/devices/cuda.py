@@ -196,10 +196,11 @@ class CudaDevice(GraphedDevice):
             self._worker.wake_up(None)
 
     def clear(self, tensors: Sequence[torch.Tensor]) -> None:
-        """On the device, the whole storage of each."""
+        """On the device, the whole storage of each; done on return, because other threads have streams of their own."""
         for tensor in tensors:
             for part in self.backed(tensor):
                 part.zero_()
+        torch.cuda.current_stream(self._at).synchronize()
 
     def outline(self, choices: Sequence[Sequence[Span]], *, keep: bool) -> None:
         """See :meth:`flexfloor.engine.devices.cuda_pages.CuMemPages.outline`."""

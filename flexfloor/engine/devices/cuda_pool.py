@@ -93,14 +93,21 @@ def grows(spaces: list[torch.Tensor | None], required_bytes: int) -> bool:
 def in_kv_pool(allocate: Any) -> Any:
     """What ``allocate`` returns; its device memory sleeps and wakes with the KV pool.
 
-    vLLM keeps one pool a tag alive, and drops it when the tag is used again: each of ours gets a name of its own.
+    vLLM keeps one pool a tag alive, and drops it when the tag is used again: each of ours gets a name of its own. What
+    ``allocate`` lets go of an earlier one is unmapped as vLLM does it, behind the back of torch, which never uses that
+    pool again.
     """
-    from vllm.device_allocator.cumem import CuMemAllocator
+    from vllm.device_allocator import cumem
 
-    allocator = CuMemAllocator.get_instance()
-    name = f"{WORKSPACE} {sum(key.startswith(WORKSPACE) for key in allocator.allocator_and_pools)}"
+    allocator = cumem.CuMemAllocator.get_instance()
+    before = [key for key in allocator.allocator_and_pools if key.startswith(WORKSPACE)]
+    name = f"{WORKSPACE} {len(before)}"
     with allocator.use_memory_pool(tag=name):
         made = allocate()
+    for key in before:
+        for segment in allocator.allocator_and_pools[key][0].snapshot():
+            if not segment["allocated_size"] and segment["address"] in allocator.pointer_to_data:
+                cumem.unmap_and_release(allocator._python_free_callback(segment["address"]))
     for data in allocator.pointer_to_data.values():
         if data.tag == name:
             data.tag = "kv_cache"

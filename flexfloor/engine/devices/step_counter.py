@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 from flexfloor.engine.upstream import replace
 
 
 class StepCounter:
-    """Counts the steps with requests that vLLM replays from a full graph, and those with prompt tokens."""
+    """Counts the steps with requests that vLLM replays from a full graph, and those with prompt tokens.
+
+    The ranks of a world run a step in the lowest graph mode that one of them can: a step that another rank made eager
+    counts with the prompt tokens, not as a decode step that lacks its graph. The other rank counts its own.
+    """
 
     def __init__(self) -> None:
         self._full, self._prefill, self._dummy = 0, 0, False
+        self._lowered = False
         self._applied = False
 
     def read_full(self) -> int:
@@ -37,13 +44,15 @@ class StepCounter:
             return
         self._applied = True
         call, dummy_run = wrapper.__call__, runner._dummy_run  # type: ignore[attr-defined]
+        self._watch_agreement(sys.modules[runner.__module__])
 
         def _call(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            lowered, self._lowered = self._lowered, False
             if self_.runtime_mode is CUDAGraphMode.FULL and not self._dummy and is_forward_context_available():
                 context = get_forward_context()
                 if context.cudagraph_runtime_mode is CUDAGraphMode.FULL:
                     self._full += 1
-                elif longest_query(context.attn_metadata) > 1:
+                elif lowered or longest_query(context.attn_metadata) > 1:
                     self._prefill += 1
             return call(self_, *args, **kwargs)
 
@@ -56,6 +65,20 @@ class StepCounter:
 
         replace(wrapper, "__call__", _call)
         replace(runner, "_dummy_run", _dummy_run)
+
+    def _watch_agreement(self, module: Any) -> None:
+        """Patch vLLM's agreement on a step's graph mode where ``module`` has it (another runner agrees its own way)."""
+        agree = getattr(module, "coordinate_batch_across_dp", None)
+        if agree is None:
+            return
+
+        @functools.wraps(agree)
+        def _agree(*args: Any, **kwargs: Any) -> Any:
+            agreed = agree(*args, **kwargs)
+            self._lowered = agreed[2] != kwargs.get("cudagraph_mode", 0)
+            return agreed
+
+        module.coordinate_batch_across_dp = _agree
 
 
 def longest_query(metadata: Any) -> int:
