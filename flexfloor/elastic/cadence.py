@@ -31,3 +31,36 @@ def stride(world: World, rows: Sequence[Row], *, changed: bool = False) -> int:
         return 1
     left = [rows[rank].tokens_left for rank in world.members if not complete(rows[rank])]
     return max(1, min([STRIDE, *left])) if left else 1
+
+
+class Pace:
+    """One rank's count of iterations, the same on every rank.
+
+    Attributes:
+        iterations: since all ranks of the step could begin.
+        coming: iterations from the last sync point to the next.
+    """
+
+    def __init__(self) -> None:
+        self.iterations, self.coming, self._passed = 0, 1, 0
+
+    @property
+    def passed(self) -> int:
+        """Iterations since the last sync point."""
+        return self._passed
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.iterations = 0
+
+    def tick(self, world: World) -> bool:
+        """An iteration is over; whether it ends with a sync point."""
+        self._passed += 1
+        self.iterations += world.armed and not world.gate
+        return self._passed >= self.coming
+
+    def met(self, world: World, rows: Sequence[Row], *, changed: bool) -> int:
+        """A sync point is over; the iterations that led to it. See :func:`stride`."""
+        passed, self._passed = self._passed, 0
+        self.coming = stride(world, rows, changed=changed)
+        return passed

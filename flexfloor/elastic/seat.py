@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
+from flexfloor.elastic.cadence import Pace
 from flexfloor.elastic.decision import World
 from flexfloor.elastic.early_wake import EarlyWake
 from flexfloor.elastic.parking import Parking
@@ -33,7 +34,7 @@ class Seat:
         step: the installed step, None between steps.
         asleep: ranks of the full world whose memory is released (after a topology restore).
         leaving: this rank has left the world and waits for the survivors' first step.
-        iterations: iterations since all ranks of the step could begin.
+        pace: its count of iterations.
         unproven: this rank has not made its first step in the present world.
         committed: the stage_commit event to write after that first step.
         channel_broken: the row-transfer channel failed and is rebuilt by the next ticket.
@@ -57,7 +58,8 @@ class Seat:
         self.committed: dict[str, Any] | None = None
         self.channel_broken = False
         self.restore_attempts = 0
-        self.serial = self.iterations = 0
+        self.serial = 0
+        self.pace = Pace()
         self.version = 0
         self._deadline_s = deadline_s
         ballot.of(self)

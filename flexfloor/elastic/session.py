@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
-from flexfloor.elastic.cadence import stride
 from flexfloor.elastic.decision import Action, Decision, World, decide, gate_opens
 from flexfloor.elastic.early_wake import tokens_left
 from flexfloor.elastic.loading import Rows, load
@@ -44,7 +43,6 @@ class Session(Seat):
         self._want_restore = False
         self._completed = False
         self._running = False
-        self._stride, self._passed = 1, 0
         self._unrehearsed = False
         self._resident: Rows = {}
         self._rows = self._fewest_rows = placement.capacity
@@ -188,13 +186,11 @@ class Session(Seat):
             unfinished: requests of this rank that are not finished; its completion is logged when it is, not when the
                 others learn it.
         """
-        self._passed += 1
-        self.iterations += self.world.armed and not self.world.gate
         self._note_completion(unfinished)
-        if self._passed >= self._stride:
-            return True
-        self.ballot.show(self.ballot.phase)  # a sign of life
-        return False
+        due = self.pace.tick(self.world)
+        if not due:
+            self.ballot.show(self.ballot.phase)  # a sign of life
+        return due
 
     def sync(self, local: Local) -> Outcome:
         """Meet the other ranks once, decide, and carry the decision out.
@@ -228,7 +224,7 @@ class Session(Seat):
             self._recapture.carry_out()
         self._recapture.learn(rows)
         changed = decision.action in (Action.SHRINK, Action.RESTORE)
-        passed, self._passed, self._stride = self._passed, 0, stride(self.world, rows, changed=changed)
+        passed = self.pace.met(self.world, rows, changed=changed)
         if decision.action is Action.RUN:
             self._wake_early(rows, passed)
         else:
@@ -251,7 +247,7 @@ class Session(Seat):
             kv_free=local.kv_free,
             want_restore=int(self._want_restore),
             pause=int(local.pause),
-            capture=self._recapture.wish(self._passed),
+            capture=self._recapture.wish(self.pace.passed),
             rows=self._fewest_rows,
             tokens_left=local.tokens_left,
             phase=int(Phase.AGREE),
@@ -276,7 +272,7 @@ class Session(Seat):
         self.world = World(self.world.size, self.world.members, list(self.step.ladder), armed=True, gate=self.step.gate)
         self._unrehearsed, self._resident = bool(self.step.predicted), {}
         self._recapture.begin()
-        self.iterations = 0
+        self.pace.begin()
         self.go(RankState.MEMBER)
 
     def _rehearse(self, rows: list[Row]) -> None:
@@ -313,7 +309,7 @@ class Session(Seat):
         """On a parked rank whose memory the end of the step brings back."""
         asleep = self.state is RankState.PARKED and not self.parking.releasing
         if asleep and self.step is not None and self.step.end == "full":
-            self.early_wake.follow(tokens_left(rows, self.world.members), passed, self._stride)
+            self.early_wake.follow(tokens_left(rows, self.world.members), passed, self.pace.coming)
 
     def _finish(self) -> None:
         self.ballot.emit("generation_end")

@@ -100,6 +100,6 @@ def _commit(seat: Seat, ticket: Ticket, target: Placement, parts: dict[str, Any]
             "to": len(ticket.after),
             "survivors": list(ticket.after),
             "moved_rows": len(ticket.moves),
-            "iterations": seat.iterations,
+            "iterations": seat.pace.iterations,
             "began": seat.ballot.clock(),
         }
