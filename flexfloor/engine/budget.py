@@ -57,9 +57,9 @@ class Budget:
         wanted = room if tokens is None else min(room, max(self._least, ceil(tokens / self._block) + 1))
         if (self._experts // floor, wanted) == (self.rows, self._blocks):
             return
-        self._worker.drain()
         if self._engine.scheduler.get_num_unfinished_requests():
             raise ProtocolError("rows and KV cannot change while requests run: wait for them or abort them")
+        self._worker.drain()  # batches of requests that were aborted
         if not self._engine.scheduler.reset_prefix_cache():
             raise ProtocolError("rows and KV cannot change while blocks are in use")
         self.rows = 0  # unknown until the worker has answered

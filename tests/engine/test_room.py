@@ -84,14 +84,29 @@ def test_memory_of_what_a_step_does_not_need_goes_back(bed, greedy):
         assert before["uss"] - after["uss"] > 0.8 * (before["backed_bytes"] - after["backed_bytes"]) - (1 << 20)
 
 
-def test_nothing_changes_while_requests_run():
+def budget_over(scheduler, worker):
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=32, num_gpu_blocks=64), model_config=SimpleNamespace(max_model_len=512)
     )
-    scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: 1)
-    engine = SimpleNamespace(vllm_config=config, batch_queue=None, scheduler=scheduler)
-    budget = Budget(engine, None, {"experts": 16, "capacity": 16, "kv_blocks": {}})
+    engine = SimpleNamespace(vllm_config=config, scheduler=scheduler)
+    budget = Budget(engine, worker, {"experts": 16, "capacity": 16, "kv_blocks": {}})
     budget._at_most = {4: 64, 2: 60, 1: 50}
+    return budget
+
+
+def test_batches_of_aborted_requests_are_taken_in_first():
+    calls = []
+    scheduler = SimpleNamespace(
+        get_num_unfinished_requests=lambda: 0, reset_prefix_cache=lambda: calls.append("blocks counted")
+    )
+    worker = SimpleNamespace(drain=lambda: calls.append("taken in"))
+    with pytest.raises(ProtocolError, match="blocks are in use"):
+        budget_over(scheduler, worker).make(2, None)
+    assert calls == ["taken in", "blocks counted"]
+
+
+def test_nothing_changes_while_requests_run():
+    budget = budget_over(SimpleNamespace(get_num_unfinished_requests=lambda: 1), None)
     with pytest.raises(ProtocolError, match="while requests run"):
         budget.make(2, None)
     assert budget.tokens() == 63 * 32
