@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -32,7 +31,7 @@ from gpu.shapes import SHAPES, write_config, write_weights
 from gpu_elastic import versions
 from rich.console import Console
 from rich.table import Table
-from unplanned import submit_all
+from unplanned import submit_all, untouched
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, save
@@ -59,15 +58,8 @@ class Stock:
 
     def __init__(self, config: FlexFloorConfig, model: Path, folder: Path) -> None:
         spec = spec_of(config, model, folder)
-        kept = dict(os.environ)
-        os.environ.update(spec.environment())
-        os.environ.pop("FLEXFLOOR_ENGINE")
-        del spec.engine["worker_extension_cls"]
-        try:
+        with untouched(spec):
             self.engines = Engines.start(spec)
-        finally:
-            os.environ.clear()
-            os.environ.update(kept)
 
     async def run(self, requests: Sequence[Request], name: str) -> tuple[float, int]:
         """Seconds and tokens of all requests, sent at once."""

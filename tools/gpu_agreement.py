@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from gpu.serving import section, spec_of
 from gpu.shapes import SHAPES, write_weights
 from gpu_elastic import Bench, Load, compare, versions
+from unplanned import untouched
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.driver.engines import Engines
@@ -35,17 +35,10 @@ SAMPLING = Sampling(temperature=0.0, ignore_eos=True, logprobs=True)
 def stock(config: FlexFloorConfig, model: Path, folder: Path, requests: Sequence[Request], ep: int) -> list[Response]:
     """Responses of vLLM untouched at this EP size."""
     spec = spec_of(config, model, folder)
-    kept = dict(os.environ)
-    os.environ.update(spec.environment())
-    os.environ.pop("FLEXFLOOR_ENGINE")
-    del spec.engine["worker_extension_cls"]
     if ep == 1:
         spec.engine.update(data_parallel_size=1, enable_expert_parallel=False)
-    try:
+    with untouched(spec):
         return asyncio.run(_served(spec, requests, ep))
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 async def _served(spec: Any, requests: Sequence[Request], ep: int) -> list[Response]:

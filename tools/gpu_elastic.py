@@ -13,7 +13,6 @@ Usage: python tools/gpu_elastic.py --shape small --json small.json [--combine in
 from __future__ import annotations
 
 import argparse
-import asyncio
 import faulthandler
 import hashlib
 import json
@@ -30,7 +29,6 @@ from typing import Any
 from gpu.gaps import token_gap_ms
 from gpu.serving import four_ranks, server_spec
 from gpu.shapes import SHAPES, write_config, write_weights
-from unplanned import submit_all
 
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
@@ -292,27 +290,6 @@ def memory_spread(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-async def _plain(engines: Engines, load: Load, name: str) -> float:
-    """Tokens per second of one rollout without a plan."""
-    seconds, tokens = await submit_all(engines, load.requests(), Sampling(temperature=0.0, ignore_eos=True), name)
-    return tokens / seconds
-
-
-async def plain(spec: ServerSpec, *, stock: bool, vocabulary: int) -> dict[str, Any]:
-    """Throughput where no plan is installed: vLLM untouched, or with FlexFloor's hooks and spare rows."""
-    os.environ.update(spec.environment())
-    if stock:
-        os.environ.pop("FLEXFLOOR_ENGINE")
-        del spec.engine["worker_extension_cls"]
-    engines = await asyncio.to_thread(Engines.start, spec)
-    load = Load(((160,) * 64, (160,) * 64), vocabulary=vocabulary)
-    try:
-        await _plain(engines, load, "warm")
-        return {"tokens_per_s": [round(await _plain(engines, load, f"p{i}"), 1) for i in range(8)]}
-    finally:
-        engines.shut_down()
-
-
 def versions() -> dict[str, str]:
     """What ran."""
     import torch
@@ -332,7 +309,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--combine", choices=("stock", "invariant"), default="invariant")
-    parser.add_argument("--plain", choices=("stock", "ours"), help="only the throughput where no plan is installed")
     parser.add_argument("--cycles", type=int, default=0)
     parser.add_argument("--use", type=float, default=0.8, help="share of the device's memory for the engine")
     parser.add_argument("--limit", type=float, default=280.0, help="seconds until stacks are printed and all ends")
@@ -345,13 +321,6 @@ def main() -> None:
         dummy = options.shape == "a3b"
         model = (write_config if dummy else write_weights)(folder / "model", shape)
         spec = server_spec(model, folder, dummy=dummy, combine=options.combine, poison=not dummy, use=options.use)
-        if options.plain:
-            faulthandler.dump_traceback_later(options.limit, exit=True)
-            found = asyncio.run(plain(spec, stock=options.plain == "stock", vocabulary=shape["vocab_size"]))
-            made = {"shape": options.shape, "plain": options.plain, "combine": options.combine, **found}
-            options.json.write_text(json.dumps(made, indent=1), encoding="utf-8")
-            print("PLAIN", json.dumps(made), flush=True)
-            return
         bench = Bench(spec, folder, options.limit)
         result: dict[str, Any] = {
             "shape": options.shape,

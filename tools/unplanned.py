@@ -1,14 +1,31 @@
-"""Requests without a plan, sent at once: what the measurements of plain throughput share."""
+"""Requests without a plan, sent at once, and vLLM untouched: what the measurements beside stock vLLM share."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flexfloor.driver.engines import Engines
 from flexfloor.driver.orders import Request, Sampling
+from flexfloor.driver.spec import ServerSpec
+
+
+@contextmanager
+def untouched(spec: ServerSpec) -> Iterator[None]:
+    """While engines of ``spec`` start: no settings, no hooks in use, no spare rows; ``spec`` stays so."""
+    kept = dict(os.environ)
+    os.environ.update(spec.environment())
+    os.environ.pop("FLEXFLOOR_ENGINE")
+    del spec.engine["worker_extension_cls"]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
 
 
 async def submit_all(engines: Engines, requests: Sequence[Request], sampling: Sampling, name: str) -> tuple[float, int]:

@@ -272,8 +272,8 @@ class RolloutConfig(Section):
         temperature, top_p, top_k: sampling; top_k -1 keeps all tokens.
         max_tokens: global response limit; None takes ``tail_guard.l_max``.
         seed: base of the responses' seeds.
-        seeded: whether each response is drawn with a seed of its own. A rollout can then be repeated, but the sampler
-            draws response by response: 1 to 2 ms a step for 64 of them on an H200.
+        seeded: whether each response is drawn with a seed of its own. A rollout can then be repeated, but vLLM's
+            sampler draws response by response.
         ignore_eos: generate to the cap, for constructed lengths.
         logprobs: whether logprobs are kept with the responses.
     """

@@ -38,16 +38,12 @@ class Pace:
 
     Attributes:
         iterations: since all ranks of the step could begin.
-        coming: iterations from the last sync point to the next.
+        passed: since the last sync point.
+        coming: from the last sync point to the next.
     """
 
     def __init__(self) -> None:
-        self.iterations, self.coming, self._passed = 0, 1, 0
-
-    @property
-    def passed(self) -> int:
-        """Iterations since the last sync point."""
-        return self._passed
+        self.iterations, self.passed, self.coming = 0, 0, 1
 
     def begin(self) -> None:
         """A step begins."""
@@ -55,12 +51,12 @@ class Pace:
 
     def tick(self, world: World) -> bool:
         """An iteration is over; whether it ends with a sync point."""
-        self._passed += 1
+        self.passed += 1
         self.iterations += world.armed and not world.gate
-        return self._passed >= self.coming
+        return self.passed >= self.coming
 
     def met(self, world: World, rows: Sequence[Row], *, changed: bool) -> int:
         """A sync point is over; the iterations that led to it. See :func:`stride`."""
-        passed, self._passed = self._passed, 0
+        passed, self.passed = self.passed, 0
         self.coming = stride(world, rows, changed=changed)
         return passed

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexfloor.elastic.ballot import Ballot
-from flexfloor.elastic.decision import Action, Decision, World, decide, gate_opens
+from flexfloor.elastic.decision import Action, Decision, World, complete, decide, gate_opens
 from flexfloor.elastic.early_wake import tokens_left
 from flexfloor.elastic.loading import Rows, load
 from flexfloor.elastic.placement import Placement
@@ -288,7 +288,8 @@ class Session(Seat):
     def _note_completion(self, unfinished: int) -> None:
         """local_complete once a step, and again after late work."""
         counts = self.trajectories
-        done = self.world.armed and unfinished == 0 and counts.open == 0 and counts.received >= counts.expected
+        own = Row(unfinished=unfinished, received=counts.received, expected=counts.expected, open=counts.open)
+        done = self.world.armed and complete(own)
         if done and not self._completed:
             self.ballot.emit("local_complete")
         self._completed = done

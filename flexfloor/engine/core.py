@@ -25,8 +25,7 @@ GATE_PAUSE_S = 0.001
 def tokens_left(scheduler: Any) -> int:
     """Most tokens that an unfinished request of vLLM's scheduler may still give beyond those in flight; 0: none."""
     unfinished = [*scheduler.running, *scheduler.waiting]
-    given = (request.num_output_tokens + request.num_output_placeholders for request in unfinished)
-    return max((request.max_tokens - own for request, own in zip(unfinished, given, strict=True)), default=0)
+    return max((r.max_tokens - r.num_output_tokens - r.num_output_placeholders for r in unfinished), default=0)
 
 
 class ElasticCore:

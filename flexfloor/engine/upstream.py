@@ -332,7 +332,7 @@ def check(symbols: tuple[Symbol, ...], versions: str = ", ".join(VLLM_TESTED)) -
             raise UpstreamChangedError(package, where, f"lost the parameters {missing} (it is {symbol.why})", tested)
 
 
-def replace(owner: type, name: str, ours: Callable[..., Any]) -> None:
+def replace(owner: Any, name: str, ours: Callable[..., Any]) -> None:
     """Put ``ours`` in the place of ``owner.name``; the original's signature stays readable for :func:`check`."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(ours))
 

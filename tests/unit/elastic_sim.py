@@ -28,6 +28,8 @@ from flexfloor.elastic.step import Local, Outcome, Step
 from flexfloor.events import Event, EventLog, parse_event
 from flexfloor.ledger.run import RunLedger, account
 
+LONG = ([3], [10], [5, 5], [30])
+"""Response lengths a rank that end in three groups."""
 ITERATIONS = 600
 STEP_S = 0.01
 """What a model step takes."""
@@ -366,3 +368,11 @@ def asks(lengths: Sequence[Sequence[int] | int]) -> tuple[Ask, ...]:
     return tuple(
         Ask(f"r{rank}.{i}", rank, length) for rank, own in enumerate(lists) for i, length in enumerate(own) if length
     )
+
+
+def at(iteration: int, rank: int, call: Callable[[Engine], None]) -> tuple[int, int, Callable[[Engine], None]]:
+    return iteration, rank, call
+
+
+def wish(engine: Engine) -> None:
+    engine.session.request_restore()

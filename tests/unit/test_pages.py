@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
+from simulate_runs import SETTINGS
 from test_simulate_command import files, simulate  # noqa: F401 (files is a fixture)
-from test_simulate_run import SETTINGS
 
 from flexfloor.cli.main import run
 

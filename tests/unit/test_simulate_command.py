@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import yaml
-from test_simulate_run import SETTINGS
+from simulate_runs import SETTINGS
 
 from flexfloor.cli.main import run
 from flexfloor.ledger import load_run

@@ -1,70 +1,29 @@
-import json
 from decimal import Decimal
 
 import pytest
 import yaml
+from simulate_runs import SETTINGS, TABLE, config, simulated, workload
 
-from flexfloor.config import config_from_mapping
 from flexfloor.errors import InputError
-from flexfloor.events import EventLog, parse_event, read_events
+from flexfloor.events import EventLog, read_events
 from flexfloor.history import Observation, read_lengths
 from flexfloor.ledger import account, load_run
 from flexfloor.ledger.charts import length_histogram
 from flexfloor.ledger.html import page as ledger_page
-from flexfloor.ledger.windows import split_windows
 from flexfloor.simulate import Machine, drawn, from_observations, simulate_workloads
-from flexfloor.simulate.calibrate import calibrate, transition_costs
 from flexfloor.simulate.compare import method_variants, presets_in, simulate_arms
 from flexfloor.simulate.costs import (
     FREE,
     H200,
-    Costs,
-    ResidencyCosts,
-    ShrinkCosts,
     default_costs,
     load_costs,
     save_costs,
 )
-from flexfloor.simulate.fitting import least_absolute, non_negative
 from flexfloor.simulate.page import page
 from flexfloor.simulate.sweep import parse_sweep, run_sweep, vary
 from flexfloor.simulate.workload import Distribution, mixture, read_distribution
-from flexfloor.step_times import Row, StepTimes
 
 np = pytest.importorskip("numpy")
-TABLE = StepTimes([Row(ep, b, 0.004 * ep + 0.0005 * b) for ep in (1, 2, 4) for b in (1, 8, 16)])
-SETTINGS = {
-    "world_size": 4,
-    "responses_per_prompt": 2,
-    "step_prompts": 8,
-    "num_experts": 16,
-    "floors": {"natural": [1, 2, 4]},
-    "kv": {"block_tokens": 4, "capacity": {"natural": {1: 400, 2: 400, 4: 400}}},
-    "tail_guard": {"c_min": 16, "rounding": 8, "l_max": 90},
-    "engine": {"max_num_seqs": 8},
-}
-
-
-def config(**changes):
-    return config_from_mapping({**SETTINGS, **changes})
-
-
-def workload(seed=0, epochs=2, correlation=0.6, items=16):
-    spread = Distribution(np.arange(5, 101), np.linspace(1 / 96, 1, 96))
-    return drawn(
-        [(spread, 1.0)],
-        items=items,
-        responses=2,
-        epochs=epochs,
-        correlation=correlation,
-        prompt_tokens=6,
-        seed=seed,
-    )
-
-
-def simulated(settings=None, costs=H200, **more):
-    chosen = settings or config()
-    return simulate_workloads(chosen, {0: workload()}, Machine(TABLE, costs), **more)
 
 
 def test_work_is_conserved_and_every_check_of_the_ledger_passes():
@@ -285,109 +244,6 @@ def test_batches_are_padded_to_the_sizes_that_the_engines_capture():
 @pytest.mark.parametrize("told", [3, "{}", [4], {"cudagraph_capture_sizes": 4}, {"cudagraph_capture_sizes": ["4"]}])
 def test_capture_sizes_that_vllm_will_judge_are_left_to_it(told):
     assert config(engine={"vllm": {"compilation_config": told}}).engine.capture_sizes == ()
-
-
-@pytest.mark.parametrize(("full", "pads"), [(9, True), (0, False)])
-def test_a_calibration_pads_where_the_log_shows_replayed_graphs(full, pads):
-    fields = {"t": 1.0, "res": 0.0, "run": "r", "seed": 0, "epoch": 0, "step": 0}
-    log = [
-        {**fields, "t": 0.0, "event": "rollout_start"},
-        {**fields, "rank": 0, "event": "decode_audit", "full": full, "eager": 9 - full},
-        {**fields, "t": 2.0, "event": "rollout_end", "response_tokens": 9, "world_size": 4},
-    ]
-    (step,) = split_windows([parse_event(line) for line in log]).steps
-    assert transition_costs([step], config(), TABLE, 0.0, []).pad_to_captures is pads
-
-
-# -- calibration ---------------------------------------------------------------------------------
-
-
-def as_real(run, folder):
-    """A run folder with the responses that a real rollout saves."""
-    run.save(folder)
-    (folder / "lengths.jsonl").write_text(
-        "".join(
-            json.dumps({"item_id": o.item_id, "epoch": o.epoch, "prompt_tokens": o.prompt_tokens, "lengths": o.lengths})
-            + "\n"
-            for o in run.observations[0]
-        ),
-        encoding="utf-8",
-    )
-    lines = []
-    for (_, epoch), plan in run.plans.items():
-        seen = {o.item_id: list(o.lengths) for o in run.observations[0] if o.epoch == epoch}
-        for step in plan.steps:
-            for entry in step.ranks:
-                for item in entry.items:
-                    for sample, n in enumerate(seen[item]):
-                        data = {"item_id": item, "epoch": epoch, "step": step.step, "sample": sample}
-                        lines.append({**data, "rank": entry.rank, "token_ids": [1] * n, "finish_reason": "stop"})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "responses.jsonl").write_text(text, encoding="utf-8")
-    return folder
-
-
-CALIBRATED = Costs(
-    prefill_tokens_per_s=1e12,
-    pad_to_captures=False,
-    start_s=0.7,
-    finish_s=0.2,
-    sleep_s=0.01,
-    wake_s=0.005,
-    restore_s=0.9,
-    natural=ResidencyCosts(shrink=ShrinkCosts(agree=0.01, move=0.4, capture=0.2, switch=0.1)),
-)
-
-
-@pytest.mark.parametrize("load", ["largest", "mean"])
-def test_calibration_recovers_the_costs_of_a_run(tmp_path, load):
-    folder = as_real(simulated(costs=CALIBRATED.model_copy(update={"load": load})), tmp_path / "run")
-    found = calibrate(folder)
-    assert found.costs.load == load
-    assert found.explained == pytest.approx(1.0, rel=1e-3)
-    assert found.error < 1e-3
-    assert found.equations >= found.unknowns
-    for knot in found.knots:
-        assert knot.seconds == pytest.approx(TABLE.curve(knot.ep).seconds(knot.batch), rel=0.02), knot
-    costs = found.costs
-    assert costs.start_s == pytest.approx(0.7, abs=1e-3)
-    assert (costs.finish_s, costs.sleep_s, costs.restore_s) == pytest.approx((0.2, 0.01, 0.9))
-    assert costs.wake_s == pytest.approx(0.005)
-    shrink = costs.natural.shrink
-    assert shrink.agree + shrink.move + shrink.capture + shrink.switch == pytest.approx(0.71)
-
-
-def test_a_calibrated_simulation_predicts_other_prompts(tmp_path):
-    found = calibrate(as_real(simulated(costs=CALIBRATED), tmp_path / "run"))
-    others = {0: workload(seed=5)}
-    real = simulate_workloads(config(), others, Machine(TABLE, CALIBRATED)).ledger().totals
-    predicted = simulate_workloads(config(), others, Machine(found.table, found.costs, True)).ledger().totals
-    assert predicted.window_seconds == pytest.approx(real.window_seconds, rel=0.02)
-    assert predicted.occupied.mid == pytest.approx(real.occupied.mid, rel=0.02)
-
-
-def test_a_run_that_does_not_carry_enough_says_so(tmp_path):
-    folder = as_real(simulated(costs=CALIBRATED), tmp_path / "run")
-    responses = (folder / "responses.jsonl").read_text(encoding="utf-8")
-    (folder / "responses.jsonl").unlink()
-    with pytest.raises(InputError, match=r"has no responses.jsonl: without the tokens"):
-        calibrate(folder)
-    (folder / "responses.jsonl").write_text(responses, encoding="utf-8")
-    log = folder / "events" / "simulated.jsonl"
-    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if '"local_complete"' not in line]
-    log.write_text("\n".join(kept) + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"does not carry enough to calibrate step times: .*no local_complete"):
-        calibrate(folder)
-
-
-def test_non_negative_least_squares_and_outliers():
-    terms = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0], [1.0, 3.0]])
-    assert non_negative(terms, terms @ [2.0, 0.5]) == pytest.approx([2.0, 0.5])
-    assert non_negative(terms, terms @ [2.0, -0.5])[1] == 0
-    twice = np.vstack([terms, terms])
-    spoiled = twice @ np.array([2.0, 0.5])
-    spoiled[4] += 100
-    assert least_absolute(twice, spoiled, np.ones(10)) == pytest.approx([2.0, 0.5], abs=1e-3)
 
 
 def test_events_in_memory_and_on_disk_are_the_same(tmp_path):

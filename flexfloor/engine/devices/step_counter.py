@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -72,13 +71,12 @@ class StepCounter:
         if agree is None:
             return
 
-        @functools.wraps(agree)
         def _agree(*args: Any, **kwargs: Any) -> Any:
             agreed = agree(*args, **kwargs)
             self._lowered = agreed[2] != kwargs.get("cudagraph_mode", 0)
             return agreed
 
-        module.coordinate_batch_across_dp = _agree
+        replace(module, "coordinate_batch_across_dp", _agree)
 
 
 def longest_query(metadata: Any) -> int:
