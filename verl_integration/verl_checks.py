@@ -18,10 +18,14 @@ def check_verl(config: Any) -> None:
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
-    try:
-        validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    critic = need_critic(config)
+    if critic and config.trainer.device == "cpu":
+        raise InputError(
+            "verl loads a critic with FlashAttention, which a CPU has not: set algorithm.adv_estimator to one without "
+            "a critic (grpo)"
         )
+    try:
+        validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=critic)
     except (AssertionError, ValueError) as error:
         raise InputError(f"verl refuses the configuration: {error}{_remedy(config, str(error))}") from error
 
