@@ -2,21 +2,29 @@
 
 Two servers stand side by side on the same devices: vLLM untouched, and FlexFloor's with expert rows for the floor.
 
-    1. no plan        both run the same requests in turn; the ratio of throughputs, pair by pair
-    2. calibration    step times and transition costs of FlexFloor's server, on prompts of its own
-    3. predictions    T, H, Q and E of every arm below, written to --out before anything of it is measured
-    4. arms           per set (skewed; drawn from --pmf and planned): stock, static, flex natural, flex planned, in turn
-    5. report         medians beside the predictions; every run's folder is kept for `flexfloor report --html`
+    transitions   the first shrink after start, and one to another survivor: rows, groups and one captured graph
+    no-plan       both run the same requests in turn; ratios of throughput and of the time of a step, pair by pair
+    arms          calibration on prompts of its own; T, H, Q and E of every arm foretold and written to --out before any
+                  is measured; then per set (skewed; drawn from --pmf and planned) stock, static, flex natural and flex
+                  planned in turn. Every run's folder is kept for `flexfloor report --html`
+    combine       FlexFloor's server with the invariant combine and no spare rows, beside vLLM as in no-plan
 
-Usage: python tools/bench_cuda.py --shape a3b --pmf lengths_pmf.csv --out DIR [--rounds 3] [--pairs 8]
+Before these, each in a process of its own with its figures in --out:
+
+    identity      gpu_elastic.py, small shape: bit-identity, 50 cycles, memory
+    agreement     gpu_agreement.py: the stock combine beside vLLM's own between EP sizes
+    parts         gpu_elastic.py, a3b shape: every part of a transition, topology restore
+
+Usage: python tools/bench_cuda.py --shape a3b --pmf lengths_pmf.csv --out DIR [--parts arms] [--ranks 4 --floors 2 1]
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,89 +32,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu.gaps import token_gap_ms
-from gpu.serving import section, spec_of
+from gpu.bench import versions
+from gpu.figures import figures, foretold, measured, transitions
+from gpu.servers import SAMPLING, Ours, Stock
+from gpu.serving import section
 from gpu.sets import Set, from_distribution, skewed
 from gpu.shapes import SHAPES, write_config, write_weights
-from gpu_elastic import versions
 from rich.console import Console
 from rich.table import Table
-from unplanned import submit_all, untouched
+from unplanned import Served, interval
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, save
 from flexfloor.driver.calibration import Grid
-from flexfloor.driver.checks import ModelFacts
-from flexfloor.driver.engines import Engines
-from flexfloor.driver.handles import LocalServer
-from flexfloor.driver.orders import Request, Response, Sampling, StepOrder, predicted_survivors
-from flexfloor.driver.rollout import logged_step
-from flexfloor.events import PARTS, EventWriter, read_events
-from flexfloor.ledger import load_run, report_json
+from flexfloor.driver.orders import Request
 from flexfloor.plan import EpochPlan
-from flexfloor.simulate import Machine, simulate_workloads
 
-SAMPLING = Sampling(temperature=1.0, ignore_eos=True, seeded=False)
-"""Dummy weights repeat one token when they are sampled greedily, and repeated tokens share their experts."""
-PLAIN_TOKENS = 480
-"""Tokens of a request where no plan is installed: long enough for a hiccup to weigh little."""
+PARTS = ("transitions", "no-plan", "arms", "combine")
+"""Parts of this measurement, in their order."""
+PROGRAMS = {
+    "identity": ("gpu_elastic.py", "--shape", "small", "--use", "0.5", "--cycles", "50", "--limit", "600"),
+    "agreement": ("gpu_agreement.py",),
+    "parts": ("gpu_elastic.py", "--shape", "a3b", "--combine", "stock", "--cycles", "6"),
+}
+"""Other measurements, each a program beside this one."""
+PLAIN_TOKENS = 320
+"""Tokens of a request where no plan is installed."""
+LEAN_TOKENS = 160
+"""Longest response of the rollouts that show a first shrink."""
 ARMS = ("stock", "static", "natural", "planned")
-
-
-class Stock:
-    """vLLM untouched: no settings, no hooks in use, no spare rows."""
-
-    def __init__(self, config: FlexFloorConfig, model: Path, folder: Path) -> None:
-        spec = spec_of(config, model, folder)
-        with untouched(spec):
-            self.engines = Engines.start(spec)
-
-    async def run(self, requests: Sequence[Request], name: str) -> tuple[float, int]:
-        """Seconds and tokens of all requests, sent at once."""
-        return await submit_all(self.engines, requests, SAMPLING, name)
-
-
-class Ours:
-    """FlexFloor's server."""
-
-    def __init__(self, config: FlexFloorConfig, model: Path, folder: Path, vocabulary: int) -> None:
-        self._folder, self._vocabulary, self._count = folder, vocabulary, 0
-        self.responses: list[Response] = []
-        self.server = LocalServer(spec_of(config, model, folder / "server"))
-        self.statuses = self.server.start()
-        self.facts = ModelFacts.read(model)
-
-    def plain(self, requests: Sequence[Request], name: str) -> tuple[float, int]:
-        """As `Stock.run`, on this server without a plan."""
-        engines = self.server.server._engines
-        if engines is None:
-            raise RuntimeError("the server is not started")
-        return self.server.wait(submit_all(engines, requests, SAMPLING, name))
-
-    def arm(self, chosen: Set, plan: EpochPlan, name: str) -> Path:
-        """Runs a plan; its run folder. The responses are kept until the next."""
-        folder = self._folder / "runs" / f"{self._count:03d}-{chosen.name.replace(' ', '-')}-{name}"
-        (folder / "events").mkdir(parents=True)
-        events = EventWriter(folder / "events" / "driver.jsonl", run=folder.name)
-        self.responses = []
-        for step in plan.steps:
-            self._count += 1
-            order = StepOrder(
-                digest=hashlib.sha256(f"{self._count}{folder.name}".encode()).hexdigest(),
-                epoch=plan.epoch,
-                step=step.step,
-                ladder=step.ladder,
-                rank_order=chosen.config.leave_order,
-                requests=chosen.requests(step, self._vocabulary),
-                sampling=SAMPLING,
-                run=folder.name,
-                events_dir=str(folder / "events"),
-                predicted=predicted_survivors(step, step.ladder, chosen.config.leave_order),
-                timed=True,
-            )
-            self.responses += logged_step(order, self.server, events, lambda _: None)
-        events.close()
-        return folder
 
 
 def variants(chosen: Set) -> dict[str, EpochPlan]:
@@ -120,122 +74,154 @@ def variants(chosen: Set) -> dict[str, EpochPlan]:
     }
 
 
-def figures(seconds: float, occupied: float, tokens: int, ranks: int) -> dict[str, float]:
-    """T, H, W, Q, E of a run."""
-    return {
-        "T": seconds,
-        "H": occupied,
-        "W": tokens,
-        "Q": tokens / seconds,
-        "E": tokens / occupied,
-        "share": occupied / (seconds * ranks),
-    }
+class Run:
+    """A measurement: its sets, its servers, and what is known so far (``result``, kept in DIR/result.json)."""
 
+    def __init__(self, options: argparse.Namespace, sets: Sequence[Set], model: Path) -> None:
+        self._options, self._sets, self._model = options, sets, model
+        self._out = options.out.absolute()
+        self.result: dict[str, Any] = {"shape": options.shape, "versions": versions(), "ranks": options.ranks}
+        began = time.perf_counter()
+        self._stock = Stock(self._config(options.use_stock), model, self._out / "stock")
+        self._ours: Ours | None = Ours(self._config(options.use_ours), model, self._out)
+        self.result["start_s"] = round(time.perf_counter() - began, 1)
 
-def measured(folder: Path) -> dict[str, float]:
-    """Of a run folder; H is the middle of its bounds."""
-    report = report_json(load_run(folder))
-    occupied = statistics.mean(report["occupied_rank_seconds"])
-    return figures(report["window_seconds"], occupied, report["response_tokens"], report["ranks"])
+    def close(self) -> None:
+        """End all servers."""
+        self.keep()
+        self._replace(None)
+        self._stock.engines.shut_down()
 
+    def keep(self) -> None:
+        """Write what is known so far."""
+        (self._out / "result.json").write_text(json.dumps(self.result, indent=1), encoding="utf-8")
 
-def foretold(chosen: Set, plan: EpochPlan, found: Calibrated) -> dict[str, float]:
-    """By the simulator, from calibration and true lengths."""
-    machine = Machine(found.table, found.costs, True)
-    report = report_json(simulate_workloads(chosen.config, {0: chosen.truth}, machine, plan=plan).ledger())
-    occupied = statistics.mean(report["occupied_rank_seconds"])
-    return figures(report["window_seconds"], occupied, report["response_tokens"], report["ranks"])
+    def transitions(self) -> None:
+        """First shrinks: to the last rank, then to the first one."""
+        ours, last = self._server(), self._options.ranks - 1
+        found = self.result["first_shrinks"] = []
+        for survivor, name in ((last, "first after start"), (0, "another survivor")):
+            chosen = skewed(self._sets[0].config, LEAN_TOKENS, survivor=survivor, name=name)
+            seen = transitions(ours.arm(chosen, variants(chosen)["natural"], "natural"), ours.responses)
+            found.append({"set": name, **seen})
+            print("FIRST", name, json.dumps(seen["commits"]), flush=True)
+        self.keep()
 
+    def no_plan(self) -> None:
+        """FlexFloor's server without a plan beside vLLM."""
+        self.result["no_plan"] = self._pairs(self._server(), self._options.pairs)
+        self.keep()
 
-def transitions(folder: Path, responses: Sequence[Response]) -> dict[str, Any]:
-    """Parts of the shrinks in ms, rehearsal, restore, memory given back, graphs: from event log and token times."""
-    events = read_events(folder).events
-    left = [e.t for e in events if e.event == "detach_start"]
-    commits = [
-        {
-            "to": e.fields["to"],
-            **{part: round(e.fields[part] * 1e3, 2) for part in PARTS if part in e.fields},
-            "quorum_to_token_ms": round(1e3 * sum(e.fields.get(part, 0.0) for part in PARTS), 2),
-            "token_gap_ms": token_gap_ms(responses, e.fields["survivors"], max(t for t in left if t < e.t), e.t),
-            "moved_bytes": e.fields.get("moved_bytes", 0),
-            "captured": e.fields.get("captured", []),
+    def combine(self) -> None:
+        """The invariant combine, on a server without spare rows that takes the place of the other."""
+        self._replace(None)
+        config = self._config(self._options.use_ours, combine="invariant")
+        own = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
+        self._replace(own)
+        self.result["combine"] = self._pairs(own, self._options.pairs)
+        self.keep()
+
+    def arms(self) -> None:
+        """Calibration, predictions, and all arms in turn."""
+        ours = self._server()
+        found = self._calibrated(ours)
+        plans = {chosen.name: {"stock": chosen.stock, **variants(chosen)} for chosen in self._sets}
+        self.result["foretold"] = {
+            chosen.name: {arm: foretold(chosen, plan, found) for arm, plan in plans[chosen.name].items()}
+            for chosen in self._sets
         }
-        for e in events
-        if e.event == "stage_commit"
-    ]
-    starts = {e.rank: e.t for e in events if e.event == "sleep_start"}
-    done = {e.rank: e.t for e in events if e.event == "local_complete"}
-    over = max((e.t for e in events if e.event == "generation_end"), default=0.0)
-    restored = {e.rank: e.t for e in events if e.event == "restore_start"}
-    allowed = sum(over - done[rank] for rank in starts)
-    return {
-        "commits": commits,
-        "allowed_rank_s": round(allowed, 4),
-        "released_share": round(free_rank_seconds(folder) / allowed, 4) if allowed else None,
-        "woken_before_restore_s": [
-            round(restored[e.rank] - e.t, 4) for e in events if e.event == "wake_start" and e.t < restored[e.rank]
-        ],
-        "rehearsal_s": [round(e.fields["seconds"], 3) for e in events if e.event == "rehearsal" and e.rank == 0],
-        "later_captures": [
-            [e.fields["sizes"], round(e.fields["seconds"], 4)] for e in events if e.event == "capture_end"
-        ],
-        "restore_s": [round(e.fields["duration"], 4) for e in events if e.event == "restore_end" and e.rank == 0],
-        "released": [
-            {"rank": e.rank, "bytes": e.fields["released_bytes"], "s": round(e.t - starts[e.rank], 4)}
-            for e in events
-            if e.event == "sleep_end" and e.rank in starts
-        ],
-        "eager_steps": sum(e.fields["eager"] for e in events if e.event == "decode_audit"),
-        "dummy": [
-            [e.rank, e.fields["count"], round(e.fields["seconds"], 4)] for e in events if e.event == "dummy_steps"
-        ],
-    }
+        self.keep()
+        print("FORETOLD", json.dumps(self.result["foretold"]), flush=True)
+        answers = self.result["arms"] = {chosen.name: {arm: [] for arm in ARMS} for chosen in self._sets}
+        seen = self.result["transitions"] = {chosen.name: {arm: [] for arm in ARMS[1:]} for chosen in self._sets}
+        for turn in range(self._options.rounds):
+            for chosen in self._sets:
+                for arm in ARMS if turn % 2 else reversed(ARMS):
+                    plan = plans[chosen.name][arm]
+                    if arm == "stock":
+                        answers[chosen.name][arm].append(self._stock_arm(chosen, plan))
+                    else:
+                        folder = ours.arm(chosen, plan, arm)
+                        answers[chosen.name][arm].append(measured(folder))
+                        seen[chosen.name][arm].append(transitions(folder, ours.responses))
+                    print("ARM", chosen.name, arm, json.dumps(answers[chosen.name][arm][-1]), flush=True)
+                    self.keep()
 
+    def _server(self) -> Ours:
+        if self._ours is None:
+            raise RuntimeError("FlexFloor's server has ended")
+        return self._ours
 
-def free_rank_seconds(folder: Path) -> float:
-    """Rank-seconds that were free for certain."""
-    report = report_json(load_run(folder))
-    return float(report["ranks"] * report["window_seconds"] - max(report["occupied_rank_seconds"]))
+    def _replace(self, server: Ours | None) -> None:
+        if self._ours is not None:
+            self._ours.server.close()
+        self._ours = server
 
+    def _config(self, use: float, **engine: Any) -> FlexFloorConfig:
+        return config_of(self._options, use, engine=engine)
 
-def no_plan(stock: Stock, ours: Ours, requests: Sequence[Request], pairs: int) -> dict[str, Any]:
-    """Ratios ours / stock of neighbouring runs, order alternating."""
-    runs: dict[str, Callable[[str], tuple[float, int]]] = {
-        "stock": lambda name: ours.server.wait(stock.run(requests, name)),
-        "ours": lambda name: ours.plain(requests, name),
-    }
-    speeds: dict[str, list[float]] = {"stock": [], "ours": []}
-    for pair in range(-2, pairs):
-        for label in ("stock", "ours") if pair % 2 else ("ours", "stock"):
-            seconds, tokens = runs[label](f"{label}{pair}")
-            if pair >= 0:
-                speeds[label].append(tokens / seconds)
-    ratios = [a / b for a, b in zip(speeds["ours"], speeds["stock"], strict=True)]
-    whole = statistics.median(speeds["ours"]) / statistics.median(speeds["stock"])
-    return {"ratios": ratios, "median": statistics.median(ratios), "of_medians": whole, "tokens_per_s": speeds}
+    def _stock_arm(self, chosen: Set, plan: EpochPlan) -> dict[str, float]:
+        requests = [r for step in plan.steps for r in chosen.requests(step, self._vocabulary)]
+        served = self._server().server.wait(self._stock.run(requests, f"{chosen.name}{time.time_ns()}"))
+        return figures(served.seconds, served.seconds * self._options.ranks, served.tokens, self._options.ranks)
 
+    @property
+    def _vocabulary(self) -> int:
+        return SHAPES[self._options.shape]["vocab_size"]
 
-def calibration(ours: Ours, config: FlexFloorConfig, folder: Path, rounds: int) -> Calibrated:
-    """On prompts of its own; written to ``folder``."""
-    (folder / "events").mkdir(parents=True)
-    grid = Grid((1, 8, 16, 32, 64), (128,), tokens=40, rounds=rounds, sampling=SAMPLING)
-    campaign = Campaign(ours.server, ours.statuses, config, ours.facts, grid, folder / "events", Watcher())
-    campaign.warm_up()
-    for _ in range(rounds):
-        campaign.round()
-    found = replace(campaign.conclude(), capacity={})
-    save(found, folder, "natural", "dummy weights")
-    return found
+    def _pairs(self, ours: Ours, pairs: int) -> dict[str, Any]:
+        """Ratios ours / stock of neighbouring runs, order alternating; the first pair warms up."""
+        asked = self._sets[0].requests(self._sets[0].stock.steps[0], self._vocabulary)
+        requests = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
+        runs: dict[str, Callable[[Sequence[Request], str], Served]] = {
+            "stock": lambda asked, name: ours.server.wait(self._stock.run(asked, name)),
+            "ours": ours.plain,
+        }
+        served: dict[str, list[Served]] = {"stock": [], "ours": []}
+        for pair in range(-1, pairs):
+            for label in ("stock", "ours") if pair % 2 else ("ours", "stock"):
+                one = runs[label](requests, f"{label}{pair}")
+                print(
+                    "PAIR",
+                    label,
+                    pair,
+                    f"{one.tokens / one.seconds:.0f} tokens/s, {1e3 * one.step_s:.3f} ms",
+                    flush=True,
+                )
+                if pair >= 0:
+                    served[label].append(one)
+        both = list(zip(served["ours"], served["stock"], strict=True))
+        return {
+            "tokens": PLAIN_TOKENS,
+            "throughput": interval([(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in both]),
+            "step": interval([a.step_s / b.step_s for a, b in both]),
+            "tokens_per_s": {label: [round(x.tokens / x.seconds, 1) for x in own] for label, own in served.items()},
+            "step_ms": {label: [round(1e3 * x.step_s, 4) for x in own] for label, own in served.items()},
+        }
+
+    def _calibrated(self, ours: Ours, rounds: int = 2) -> Calibrated:
+        folder = self._out / "calibration"
+        (folder / "events").mkdir(parents=True)
+        grid = Grid((1, 8, 16, 32, 64), (128,), tokens=40, rounds=rounds, sampling=SAMPLING)
+        settings = self._config(self._options.use_ours)
+        campaign = Campaign(ours.server, ours.statuses, settings, ours.facts, grid, folder / "events", Watcher())
+        campaign.warm_up()
+        for _ in range(rounds):
+            campaign.round()
+        found = replace(campaign.conclude(), capacity={})
+        save(found, folder, "natural", "dummy weights")
+        return found
 
 
 def main() -> None:
-    """Run everything and write DIR/result.json."""
+    """Run the parts and write DIR/result.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="a3b")
     parser.add_argument("--pmf", type=Path, required=True, help="CSV output_tokens,probability")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--parts", nargs="+", choices=(*PROGRAMS, *PARTS), default=(*PROGRAMS, *PARTS))
+    parser.add_argument("--rounds", type=int, default=2, help="of the arms")
+    parser.add_argument("--pairs", type=int, default=8, help="of no-plan and combine")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--floors", type=int, nargs="+", default=[1])
     parser.add_argument("--scale", type=float, default=0.04, help="factor on the drawn lengths")
@@ -246,66 +232,45 @@ def main() -> None:
     parser.add_argument("--use-stock", type=float, default=0.30, help="share of a device for the stock server")
     parser.add_argument("--use-ours", type=float, default=0.52, help="share of a device for FlexFloor's server")
     options = parser.parse_args()
-    out = options.out.absolute()
-    out.mkdir(parents=True)
-    shape = SHAPES[options.shape]
-    sets = sets_of(options, shape)
+    options.out.absolute().mkdir(parents=True)
+    sets = sets_of(options)
     if options.plan_only:
         return
-    result: dict[str, Any] = {"shape": options.shape, "versions": versions(), "ranks": options.ranks}
-
-    def keep() -> None:
-        (out / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-
+    for part, (program, *arguments) in PROGRAMS.items():
+        if part in options.parts:
+            ladder = [str(size) for size in (options.ranks, *sorted(options.floors, reverse=True))]
+            file = options.out.absolute() / f"{part}.json"
+            beside = Path(__file__).with_name(program)
+            subprocess.run(
+                [sys.executable, str(beside), *arguments, "--ladder", *ladder, "--json", str(file)], check=True
+            )
+    if not set(PARTS) & set(options.parts):
+        return
     with tempfile.TemporaryDirectory() as name:
-        model = (write_config if options.shape == "a3b" else write_weights)(Path(name) / "model", shape)
-        began = time.perf_counter()
-        settings = config_of(options, shape, options.use_ours)
-        stock = Stock(config_of(options, shape, options.use_stock), model, out / "stock")
-        ours = Ours(settings, model, out, shape["vocab_size"])
-        result["start_s"] = round(time.perf_counter() - began, 1)
+        write = write_config if options.shape == "a3b" else write_weights
+        run = Run(options, sets, write(Path(name) / "model", SHAPES[options.shape]))
         try:
-            asked = sets[0].requests(sets[0].stock.steps[0], shape["vocab_size"])
-            equal = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
-            result["no_plan"] = no_plan(stock, ours, equal, options.pairs)
-            print("NO PLAN", round(result["no_plan"]["median"], 4), flush=True)
-            found = calibration(ours, settings, out / "calibration", 2)
-            plans = {chosen.name: {"stock": chosen.stock, **variants(chosen)} for chosen in sets}
-            result["foretold"] = {
-                chosen.name: {arm: foretold(chosen, plan, found) for arm, plan in plans[chosen.name].items()}
-                for chosen in sets
-            }
-            keep()
-            print("FORETOLD", json.dumps(result["foretold"]), flush=True)
-            result["arms"] = {chosen.name: {arm: [] for arm in ARMS} for chosen in sets}
-            result["transitions"] = {chosen.name: {arm: [] for arm in ARMS[1:]} for chosen in sets}
-            for turn in range(options.rounds):
-                for chosen in sets:
-                    for arm in ARMS if turn % 2 else reversed(ARMS):
-                        answer, seen = one(stock, ours, chosen, plans[chosen.name][arm], arm, shape["vocab_size"])
-                        result["arms"][chosen.name][arm].append(answer)
-                        if seen:
-                            result["transitions"][chosen.name][arm].append(seen)
-                        print("ARM", chosen.name, arm, json.dumps(answer), flush=True)
-                        keep()
+            for part in PARTS:
+                if part in options.parts:
+                    getattr(run, part.replace("-", "_"))()
         finally:
-            keep()
-            ours.server.close()
-            stock.engines.shut_down()
-    show(result)
+            run.close()
+    show(run.result)
 
 
-def config_of(options: argparse.Namespace, shape: dict[str, int], use: float, **changes: Any) -> FlexFloorConfig:
+def config_of(options: argparse.Namespace, use: float, *, engine: dict[str, Any], **changes: Any) -> FlexFloorConfig:
     """The configuration of a server that takes this share of a device."""
     dummy = options.shape == "a3b"
     made = section(dummy=dummy, combine="stock", use=use, world_size=options.ranks, floors=options.floors)
-    return config_from_mapping({**made, "num_experts": shape["num_experts"], **changes})
+    made["engine"].update(engine)
+    return config_from_mapping({**made, "num_experts": SHAPES[options.shape]["num_experts"], **changes})
 
 
-def sets_of(options: argparse.Namespace, shape: dict[str, int]) -> list[Set]:
+def sets_of(options: argparse.Namespace) -> list[Set]:
     """The skewed set and the drawn one; eight prompts a rank with eight responses each."""
     kv = {"capacity": {"natural": dict.fromkeys((*options.floors, options.ranks), 10**6)}}
-    batched = config_of(options, shape, options.use_ours, responses_per_prompt=8, step_prompts=8 * options.ranks, kv=kv)
+    step = {"responses_per_prompt": 8, "step_prompts": 8 * options.ranks, "kv": kv}
+    batched = config_of(options, options.use_ours, engine={}, **step)
     if options.plans is not None:
         options.plans.mkdir(parents=True, exist_ok=True)
     drawn = from_distribution(
@@ -314,24 +279,21 @@ def sets_of(options: argparse.Namespace, shape: dict[str, int]) -> list[Set]:
     return [skewed(batched, options.longest), drawn]
 
 
-def one(
-    stock: Stock, ours: Ours, chosen: Set, plan: EpochPlan, arm: str, vocabulary: int
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures of one run, and what its log says of transitions (nothing for stock)."""
-    if arm != "stock":
-        folder = ours.arm(chosen, plan, arm)
-        return measured(folder), transitions(folder, ours.responses)
-    requests = [request for step in plan.steps for request in chosen.requests(step, vocabulary)]
-    seconds, tokens = ours.server.wait(stock.run(requests, f"{chosen.name}{time.time_ns()}"))
-    ranks = chosen.config.world_size
-    return figures(seconds, seconds * ranks, tokens, ranks), {}
-
-
 def show(result: dict[str, Any]) -> None:
-    """The figures as a table."""
+    """The figures as tables."""
     console = Console(width=150)
+    for row in result.get("first_shrinks", ()):
+        for commit in row["commits"]:
+            console.print(f"{row['set']}: to EP {commit['to']}, tokens apart by {commit['token_gap_ms']} ms, {commit}")
+    for name, title in (("no_plan", "no plan"), ("combine", "invariant combine")):
+        for key in ("throughput", "step") if name in result else ():
+            ratio = result[name][key]
+            console.print(
+                f"{title}, {key}, ours / stock: median {ratio['median']:.4f}, 95 % interval {ratio['low']:.4f} to "
+                f"{ratio['high']:.4f} ({len(ratio['ratios'])} pairs)"
+            )
     table = Table("set", "arm", "T, s", "foretold", "H, rank-s", "foretold", "Q", "E", "E / stock's", "foretold")
-    for name, arms in result["arms"].items():
+    for name, arms in result.get("arms", {}).items():
         told = result["foretold"][name]
         base = statistics.median(a["E"] for a in arms["stock"])
         for arm, answers in arms.items():
@@ -348,8 +310,8 @@ def show(result: dict[str, Any]) -> None:
                 f"{middle['E'] / base:.3f}",
                 f"{told[arm]['E'] / told['stock']['E']:.3f}",
             )
-    console.print(table)
-    console.print(f"no plan, ours / stock: median {result['no_plan']['median']:.4f}")
+    if table.rows:
+        console.print(table)
 
 
 if __name__ == "__main__":

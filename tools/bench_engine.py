@@ -23,7 +23,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from math import comb
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from unplanned import submit_all
+from unplanned import interval, submit_all
 
 from flexfloor.config import config_from_mapping
 from flexfloor.driver.engines import Engines
@@ -113,8 +112,8 @@ async def rollout(engines: Engines, name: str, lengths: Sequence[Sequence[int]])
         for rank, row in enumerate(lengths)
         for i, n in enumerate(row)
     ]
-    seconds, tokens = await submit_all(engines, requests, Sampling(temperature=0.0, ignore_eos=True), name)
-    return tokens, seconds
+    served = await submit_all(engines, requests, Sampling(temperature=0.0, ignore_eos=True), name)
+    return served.tokens, served.seconds
 
 
 async def overhead(stock: Arm, ours: Arm, pairs: int) -> dict[str, Any]:
@@ -134,24 +133,6 @@ async def overhead(stock: Arm, ours: Arm, pairs: int) -> dict[str, Any]:
         "cpu_per_token": interval([a.cpu_s_per_token / b.cpu_s_per_token for a, b in arms]),
         "noise": interval([a.tokens_per_s / b.tokens_per_s for a, b in neighbours]),
         "cpu_noise": interval([a.cpu_s_per_token / b.cpu_s_per_token for a, b in neighbours]),
-    }
-
-
-def interval(ratios: Sequence[float]) -> dict[str, Any]:
-    """Median and its 95 % interval from order statistics (binomial), with all values."""
-    ordered, n = sorted(ratios), len(ratios)
-    below = 0.0
-    lowest = 0
-    for k in range(n):
-        below += comb(n, k) / 2**n
-        if below > 0.025:
-            lowest = k
-            break
-    return {
-        "median": statistics.median(ordered),
-        "low": ordered[max(0, lowest - 1)],
-        "high": ordered[min(n - 1, n - lowest)],
-        "ratios": list(ratios),
     }
 
 

@@ -1,13 +1,13 @@
-"""How far responses agree with vLLM's stock combine: stock EP 1 against stock EP 2, a shrinking rollout against EP 2.
+"""How far responses agree with vLLM's stock combine: stock EP 1 against stock EP N, a shrinking rollout against EP N.
 
 The stock combine adds the ranks' sums in the model's dtype, so another EP size may give other last bits, and greedy
-responses part where two tokens are that close. A rollout that shrinks must agree with one that keeps EP 2 no less than
-stock vLLM agrees with itself at EP 1 and EP 2, on the same requests.
+responses part where two tokens are that close. A rollout that shrinks must agree with one that keeps EP N no less than
+stock vLLM agrees with itself at EP 1 and EP N, on the same requests.
 
-Three engines one after another: vLLM untouched at EP 2, vLLM untouched at EP 1, FlexFloor's server (static and flex).
-On CPU vLLM untouched has no EP 2: FlexFloor's static rollout stands in for it.
+Three engines one after another: vLLM untouched at EP N, vLLM untouched at EP 1, FlexFloor's server (static and flex).
+On CPU vLLM untouched has no expert parallelism: FlexFloor's static rollout stands in for it.
 
-Usage: python tools/gpu_agreement.py --json agreement.json [--shape small] [--use 0.5] [--model DIR for the CPU]
+Usage: python tools/gpu_agreement.py --json agreement.json [--shape small] [--ladder 2 1] [--model DIR for the CPU]
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu.arms import Load, compare
+from gpu.bench import Bench, versions
 from gpu.serving import section, spec_of
 from gpu.shapes import SHAPES, write_weights
-from gpu_elastic import Bench, Load, compare, versions
+from gpu_elastic import lengths
 from unplanned import untouched
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--model", type=Path, help="a checkpoint of one's own, without graphs and sleep mode (CPU)")
     parser.add_argument("--use", type=float, default=0.5, help="share of a device's memory for the engine")
+    parser.add_argument("--ladder", type=int, nargs="+", default=[2, 1], help="EP sizes; one device a rank")
     parser.add_argument("--requests", type=int, default=64, help="long requests, all on rank 0")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -76,28 +79,29 @@ def main() -> None:
         shape = SHAPES[options.shape]
         model = options.model or write_weights(folder / "model", shape)
         vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-        made = section(dummy=False, combine="stock", use=options.use, world_size=2, floors=[1])
+        world, *floors = options.ladder
+        made = section(dummy=False, combine="stock", use=options.use, world_size=world, floors=floors)
         if options.model is not None:
             made["engine"] |= {"vllm": {"skip_tokenizer_init": True}, "max_model_len": 512}
         config = config_from_mapping(made)
         long = tuple(160 if i % 2 else 110 for i in range(options.requests))
-        load = Load((long, (40,) * (options.requests // 4)), vocabulary=vocabulary)
+        load = Load(lengths(options.ladder, long, 40, 25), vocabulary=vocabulary)
         requests = load.requests()
-        sizes = (2, 1) if options.model is None else (1,)
+        sizes = (world, 1) if options.model is None else (1,)
         by_size = {ep: stock(config, model, folder / f"ep{ep}", requests, ep) for ep in sizes}
         bench = Bench(spec_of(config, model, folder / "ours"), folder / "ours", 280.0)
         try:
-            static = bench.arm("static", load, (2,))
-            flex = bench.arm("flex", load, (2, 1))
-            again = bench.arm("static again", load, (2,))
+            static = bench.arm("static", load, (world,))
+            flex = bench.arm("flex", load, tuple(options.ladder))
+            again = bench.arm("static again", load, (world,))
         finally:
             bench.server.close()
-        by_size.setdefault(2, static.responses)
+        by_size.setdefault(world, static.responses)
         own = slice(0, len(long))
         found = {
-            "stock EP 1 against stock EP 2": compare(by_size[2][own], by_size[1][own]),
+            f"stock EP 1 against stock EP {world}": compare(by_size[world][own], by_size[1][own]),
             "flex against static": compare(static.responses[own], flex.responses[own]),
-            "static against stock EP 2": compare(by_size[2][own], static.responses[own]),
+            f"static against stock EP {world}": compare(by_size[world][own], static.responses[own]),
             "static against static": compare(static.responses[own], again.responses[own]),
         }
         result = {"requests": len(long), "compared": found, "transitions": bench.records[1]["transitions"]}

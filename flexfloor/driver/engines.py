@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 from collections.abc import Sequence
@@ -73,6 +74,7 @@ class Engines:
             warm_up()
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.utils.gc_utils import freeze_gc_heap
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -82,6 +84,9 @@ class Engines:
             **spec.engine,
         }
         on_cpu = current_platform.is_cpu()
+        # As vLLM's API server does: a full collection among all modules keeps tokens back for a third of a second. Done
+        # before the front end exists, which has cycles and must be collected when it ends.
+        freeze_gc_heap()
         if on_cpu:
             arguments["enforce_eager"] = True
             arguments.setdefault("kv_cache_memory_bytes", CPU_KV_BYTES)
@@ -169,6 +174,7 @@ class Engines:
         with contextlib.suppress(Exception):
             self.llm.shutdown(timeout=1.0)
         self.llm = None
+        gc.unfreeze()
 
 
 def _start_failure(error: RuntimeError, log: str | None) -> EngineLostError:

@@ -16,10 +16,11 @@ from flexfloor.elastic.ticket import Worker
 from flexfloor.elastic.vector import Row
 
 SAMPLES = 3
-"""Sync points that tell how long an iteration takes, at least; twice as many are remembered."""
+"""Intervals between sync points that tell how long an iteration takes: the newest, because the load only falls."""
 
-MARGIN = 1.1
-"""How much earlier than needed: a wake that comes late keeps all ranks waiting, one that comes early occupies one."""
+MARGIN = 1.25
+"""How much earlier than needed, for iterations that get shorter still: a wake that comes late keeps all ranks waiting,
+one that comes early occupies one."""
 
 
 class EarlyWake:
@@ -32,7 +33,7 @@ class EarlyWake:
 
     def __init__(self, ballot: Ballot, worker: Worker) -> None:
         self._ballot, self._worker = ballot, worker
-        self._met: deque[tuple[float, int]] = deque(maxlen=2 * SAMPLES + 1)
+        self._met: deque[tuple[float, int]] = deque(maxlen=SAMPLES + 1)
         self._takes: float | None = None
         self.begun = False
 

@@ -1,4 +1,4 @@
-"""How an engine server of two CUDA ranks is started for a measurement."""
+"""How an engine server of CUDA ranks is started for a measurement."""
 
 from __future__ import annotations
 
@@ -57,9 +57,11 @@ def server_spec(
     deadline_s: float = 30.0,
     faults: tuple[str, ...] = (),
     ahead: bool = True,
+    ladder: Sequence[int] = (2, 1),
 ) -> ServerSpec:
-    """How the server of two ranks is started; ``ahead``: vLLM schedules a batch while the one before runs."""
-    made = section(dummy=dummy, combine=combine, use=use, world_size=2, floors=[1])
+    """How the server of ``ladder[0]`` ranks is started; ``ahead``: vLLM schedules a batch while the one before runs."""
+    world, *floors = ladder
+    made = section(dummy=dummy, combine=combine, use=use, world_size=world, floors=floors)
     made["engine"]["deadline_s"] = deadline_s
     made["engine"]["vllm"]["async_scheduling"] = ahead
     return spec_of(config_from_mapping(made), model, folder, poison=poison, faults=faults)

@@ -58,9 +58,17 @@ class Set:
         return tuple(made)
 
 
-def skewed(config: FlexFloorConfig, longest: int) -> Set:
-    """One rank's responses last, the others' are short; the same placement in both plans."""
+def skewed(config: FlexFloorConfig, longest: int, *, survivor: int | None = None, name: str = "skewed") -> Set:
+    """One rank's responses last, the others' are short; the same placement in both plans.
+
+    Args:
+        config: the configuration.
+        longest: longest response, tokens.
+        survivor: the rank whose responses last; None: the last one.
+        name: of the set.
+    """
     world = config.world_size
+    survivor = world - 1 if survivor is None else survivor
     batch = (config.engine.max_num_seqs or 64) // config.responses_per_prompt
     lengths: dict[str, tuple[int, ...]] = {}
     groups: list[list[str]] = []
@@ -68,7 +76,7 @@ def skewed(config: FlexFloorConfig, longest: int) -> Set:
         groups.append([])
         for i in range(batch):
             item = f"s{rank}.{i:03d}"
-            top = longest if rank == world - 1 else longest // 4
+            top = longest if rank == survivor else longest // 4
             own = [
                 max(8, top - (i * config.responses_per_prompt + k) * top // 100)
                 for k in range(config.responses_per_prompt)
@@ -80,7 +88,7 @@ def skewed(config: FlexFloorConfig, longest: int) -> Set:
     floors = sorted((f for f in config.admissible_sizes if f < world), reverse=True)
     ladder = (world, *floors)
     return Set(
-        "skewed",
+        name,
         config,
         _plan(config, groups, lengths, ladder, "flex"),
         _plan(config, groups, lengths, (world,), "verl"),
