@@ -199,8 +199,8 @@ CUDA: tuple[Symbol, ...] = (
     Symbol(
         "vllm.v1.worker.gpu_model_runner",
         "GPUModelRunner._warmup_and_capture",
-        ("self", "desc", "cudagraph_runtime_mode", "num_warmups"),
-        "called: captures one decode batch size",
+        ("self", "desc", "cudagraph_runtime_mode", "num_warmups", "profiler"),
+        "called: captures one decode batch size; its profiler is entered between warm-up and capture",
     ),
     Symbol(
         "vllm.v1.worker.gpu_model_runner",

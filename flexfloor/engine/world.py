@@ -181,7 +181,8 @@ class ElasticWorld:
         if group is None or group.ranks != ticket.after:
             raise ProtocolError("no world to capture for")
         made = self._device.capture_one if ticket.lean else self._device.capture
-        return made(self._runner, group, ticket.load)
+        with self._in_time(group, ticket.deadline_s):
+            return made(self._runner, group, ticket.load)
 
     def capture_wanted(self, load: int) -> int:
         """See :meth:`flexfloor.engine.devices.base.Device.capture_wanted`."""
@@ -193,10 +194,8 @@ class ElasticWorld:
             return
         if self._next is None:
             raise ProtocolError("no next world to try")
-        self._device.set_deadline(self._next, ticket.deadline_s)
-        with self._joint():
+        with self._in_time(self._next, ticket.deadline_s):
             self._worker.execute_dummy_batch()
-        self._device.set_deadline(self._next, STEP_DEADLINE_S)
 
     def undo(self, ticket: Ticket) -> None:
         """Back to the topology before; groups of the failed world are not reused.
@@ -313,6 +312,16 @@ class ElasticWorld:
         """Raise ProtocolError when this rank has no memory for weights."""
         if self.memory.released:
             raise ProtocolError("weights came for a rank that has given its memory away; restore the full world first")
+
+    @contextmanager
+    def _in_time(self, group: Group, seconds: float) -> Iterator[None]:
+        """Something joint over ``group``, whose members wait that long for one another."""
+        self._device.set_deadline(group, seconds)
+        try:
+            with self._joint():
+                yield
+        finally:
+            self._device.set_deadline(group, STEP_DEADLINE_S)
 
     @contextmanager
     def _joint(self) -> Iterator[None]:

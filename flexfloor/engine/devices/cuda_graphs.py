@@ -13,15 +13,29 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import torch
 
 from flexfloor.engine.coordinators import Group
+from flexfloor.engine.devices import host
 from flexfloor.engine.devices.decode_graphs import DecodeGraphs
+from flexfloor.engine.devices.warm_path import WarmPath
 from flexfloor.errors import ProtocolError
+
+
+class Need(IntEnum):
+    """What a bucket needs in a world; its members go by the most that one of them needs, because a pass is joint."""
+
+    NOTHING = 0
+    CAPTURE = 1
+    SHORT = 2
+    """A warm-up through the first layer with experts, then the capture."""
+    WHOLE = 3
+    """A warm-up through all layers, then the capture."""
 
 
 @dataclass
@@ -54,6 +68,8 @@ class GraphStore(DecodeGraphs):
         self._wrapper = wrapper
         self._sets: dict[tuple[int, ...], GraphSet] = {}
         self._lock = threading.Lock()
+        self._path = WarmPath(runner.get_model())
+        self._short = True
         self.used = GraphSet(None, addresses(runner), wrapper.concrete_cudagraph_entries)
 
     @classmethod
@@ -70,18 +86,26 @@ class GraphStore(DecodeGraphs):
         if found is None or found.group is not group or found.addresses != now:
             self._drop(group.ranks)
             found = GraphSet(group, now)
-        kept = sorted(key.num_tokens for key in found.entries)
-        missing = self.lacking(load, found.entries, lean=lean)
-        self.use(found, extra=missing)
+        wanted = self.lacking(load, (), lean=lean)
+        needs = host.most([self._need(found, key) for key in wanted], group)
+        missing = {key: Need(need) for key, need in zip(wanted, needs, strict=True) if need}
+        self.use(found, extra=list(missing))
         began = time.perf_counter()
         self._capture(found, missing)
         with self._lock:
             self._sets[group.ranks] = found
         return {
             "captured": sorted(key.num_tokens for key in missing),
-            "kept": kept,
+            "kept": sorted(key.num_tokens for key in found.entries if key not in missing),
             "capture": time.perf_counter() - began,
         }
+
+    def _need(self, graphs: GraphSet, key: Any) -> Need:
+        if key in graphs.entries:
+            return Need.NOTHING
+        if key.num_tokens in graphs.warmed:
+            return Need.CAPTURE
+        return Need.SHORT if self._short else Need.WHOLE
 
     def use(self, graphs: GraphSet, extra: list[Any] | None = None) -> None:
         """Point vLLM at ``graphs``; the buckets of ``extra`` are about to be captured into it.
@@ -109,7 +133,7 @@ class GraphStore(DecodeGraphs):
             found.entries.clear()
             torch.cuda.empty_cache()
 
-    def _capture(self, graphs: GraphSet, missing: list[Any]) -> None:
+    def _capture(self, graphs: GraphSet, missing: dict[Any, Need]) -> None:
         from vllm.compilation.monitor import set_cudagraph_capturing_enabled
         from vllm.config import set_current_vllm_config
         from vllm.distributed.parallel_state import graph_capture
@@ -121,12 +145,17 @@ class GraphStore(DecodeGraphs):
         try:
             with set_current_vllm_config(runner.vllm_config), _no_collection(), graph_capture(device=runner.device):
                 torch.cuda.synchronize()
-                for key in missing:
-                    warm = 0 if key.num_tokens in graphs.warmed else 1
-                    runner._warmup_and_capture(key, self._mode, num_warmups=warm)
+                for key, need in missing.items():
+                    graphs.entries.pop(key, None)
+                    # What is called a profiler is entered between the warm-up and the capture.
+                    with self._path.short() if need is Need.SHORT else nullcontext():
+                        runner._warmup_and_capture(
+                            key, self._mode, num_warmups=int(need > Need.CAPTURE), profiler=self._path.whole()
+                        )
                     graphs.warmed.add(key.num_tokens)
                 torch.cuda.synchronize()
         except BaseException:
+            self._short = False  # should the short warm-up have left something out, the next one does not
             graphs.entries.clear()
             raise
         finally:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ProcessGroup, Store
 
+from flexfloor.engine.coordinators import Group
+
 PEER_SIGNS = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe")
 
 
@@ -36,6 +38,15 @@ def gloo_group(name: str, ranks: Sequence[int], store: Store, timeout_s: float) 
 def set_deadline(group: ProcessGroup, seconds: float) -> None:
     """How long an operation of a gloo group may wait: gloo takes the backend's default at each operation."""
     c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+
+
+def most(values: Sequence[int], group: Group) -> list[int]:
+    """Of each value the largest that a rank of ``group`` has; joint over it."""
+    if len(group.ranks) < 2:
+        return list(values)
+    shared = torch.tensor(list(values), dtype=torch.int64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group.cpu)
+    return [int(value) for value in shared]
 
 
 def transfer(
