@@ -4,7 +4,8 @@ The stock combine adds the ranks' sums in the model's dtype, so another EP size 
 responses part where two tokens are that close. A rollout that shrinks must agree with one that keeps EP N no less than
 stock vLLM agrees with itself at EP 1 and EP N, on the same requests.
 
-Three engines one after another: vLLM untouched at EP N, vLLM untouched at EP 1, FlexFloor's server (static and flex).
+Three engines one after another: vLLM untouched at EP 1, vLLM untouched at EP N, FlexFloor's server (static and flex);
+what is known is written after each.
 On CPU vLLM untouched has no expert parallelism: FlexFloor's static rollout stands in for it.
 
 Usage: python tools/gpu_agreement.py --json agreement.json [--shape small] [--ladder 2 1] [--model DIR for the CPU]
@@ -87,29 +88,35 @@ def main() -> None:
         long = tuple(160 if i % 2 else 110 for i in range(options.requests))
         load = Load(lengths(options.ladder, long, 40, 25), vocabulary=vocabulary)
         requests = load.requests()
-        sizes = (world, 1) if options.model is None else (1,)
-        by_size = {ep: stock(config, model, folder / f"ep{ep}", requests, ep) for ep in sizes}
-        bench = Bench(spec_of(config, model, folder / "ours"), folder / "ours", 280.0)
-        try:
-            static = bench.arm("static", load, (world,))
-            flex = bench.arm("flex", load, tuple(options.ladder))
-            again = bench.arm("static again", load, (world,))
-        finally:
-            bench.server.close()
-        by_size.setdefault(world, static.responses)
         own = slice(0, len(long))
-        found = {
-            f"stock EP 1 against stock EP {world}": compare(by_size[world][own], by_size[1][own]),
-            "flex against static": compare(static.responses[own], flex.responses[own]),
-            f"static against stock EP {world}": compare(by_size[world][own], static.responses[own]),
-            "static against static": compare(static.responses[own], again.responses[own]),
-        }
-        result = {"requests": len(long), "compared": found, "transitions": bench.records[1]["transitions"]}
+        found: dict[str, Any] = {}
+        result: dict[str, Any] = {"requests": len(long), "compared": found}
         if options.model is None:
             result |= {"shape": options.shape, "versions": versions()}
-    options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    for label, row in found.items():
-        print(f"{label}: tokens {row['same_tokens']} of {row['requests']}, first split {row['first_splits'][:1]}")
+
+        def keep(label: str, one: Sequence[Response], other: Sequence[Response]) -> None:
+            row = found[label] = compare(one[own], other[own])
+            options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            print(f"{label}: tokens {row['same_tokens']} of {row['requests']}, first split {row['first_splits'][:1]}")
+
+        alone = stock(config, model, folder / "ep1", requests, 1)
+        if options.model is None:
+            joint = stock(config, model, folder / f"ep{world}", requests, world)
+            keep(f"stock EP 1 against stock EP {world}", joint, alone)
+        bench = Bench(spec_of(config, model, folder / "ours"), folder / "ours", 280.0)
+        try:
+            static = bench.arm("static", load, (world,)).responses
+            flex = bench.arm("flex", load, tuple(options.ladder)).responses
+            result["transitions"] = bench.records[1]["transitions"]
+            keep("flex against static", static, flex)
+            again = bench.arm("static again", load, (world,)).responses
+            keep("static against static", static, again)
+        finally:
+            bench.server.close()
+        if options.model is None:
+            keep(f"static against stock EP {world}", joint, static)
+        else:
+            keep(f"stock EP 1 against static EP {world}", static, alone)
 
 
 if __name__ == "__main__":
