@@ -90,7 +90,7 @@ class Run:
         """End all servers."""
         self.keep()
         self._replace(None)
-        self._stock.engines.shut_down()
+        self._stock.close()
 
     def keep(self) -> None:
         """Write what is known so far."""
@@ -162,7 +162,7 @@ class Run:
 
     def _stock_arm(self, chosen: Set, plan: EpochPlan) -> dict[str, float]:
         requests = [r for step in plan.steps for r in chosen.requests(step, self._vocabulary)]
-        served = self._server().server.wait(self._stock.run(requests, f"{chosen.name}{time.time_ns()}"))
+        served = self._stock.run(requests, f"{chosen.name}{time.time_ns()}")
         return figures(served.seconds, served.seconds * self._options.ranks, served.tokens, self._options.ranks)
 
     @property
@@ -174,7 +174,7 @@ class Run:
         asked = self._sets[0].requests(self._sets[0].stock.steps[0], self._vocabulary)
         requests = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
         runs: dict[str, Callable[[Sequence[Request], str], Served]] = {
-            "stock": lambda asked, name: ours.server.wait(self._stock.run(asked, name)),
+            "stock": self._stock.run,
             "ours": ours.plain,
         }
         served: dict[str, list[Served]] = {"stock": [], "ours": []}

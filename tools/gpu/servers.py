@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +30,18 @@ class Stock:
 
     def __init__(self, config: FlexFloorConfig, model: Path, folder: Path) -> None:
         spec = spec_of(config, model, folder)
+        self._loop = asyncio.Runner()  # the front end's tasks live in one loop, whatever other servers come and go
         with untouched(spec):
-            self.engines = Engines.start(spec)
+            self._engines = Engines.start(spec)
 
-    async def run(self, requests: Sequence[Request], name: str) -> Served:
+    def run(self, requests: Sequence[Request], name: str) -> Served:
         """All requests, sent at once."""
-        return await submit_all(self.engines, requests, SAMPLING, name)
+        return self._loop.run(submit_all(self._engines, requests, SAMPLING, name))
+
+    def close(self) -> None:
+        """End its engines."""
+        self._loop.close()
+        self._engines.shut_down()
 
 
 class Ours:
