@@ -10,7 +10,7 @@ from flexfloor.engine import upstream
 from flexfloor.engine.settings import EngineSettings
 from flexfloor.errors import UpstreamChangedError
 
-ALL = (*upstream.COMMON, *upstream.CPU, *upstream.COMBINE, *upstream.DRIVER)
+ALL = (*upstream.COMMON, *upstream.CPU, *upstream.CUDA, *upstream.COMBINE, *upstream.DRIVER)
 
 
 @pytest.mark.parametrize("symbol", ALL, ids=lambda symbol: symbol.name)
