@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from flexfloor.elastic.restoring import restore
 from flexfloor.elastic.seat import Seat
 from flexfloor.elastic.states import Phase
 from flexfloor.elastic.vector import Row
@@ -76,7 +77,14 @@ class Recapture:
         return 2 * self._largest(rows) > self._load
 
     def carry_out(self) -> None:
-        """Capture it; where that fails the step goes on with the graphs it has."""
+        """Capture it; where that fails the step goes on with the graphs it has, without such captures.
+
+        A capture is joint. Members that waited for one in vain cannot meet over their groups again: the full world,
+        whose groups have not been touched, is restored, and a new shrink makes new ones.
+
+        Raises:
+            TransitionError: the full world could not be restored.
+        """
         seat = self._seat
         ticket = replace(seat.ticket(list(seat.world.members), [], {}), load=self._load, lean=True)
         failed, parts = seat.ballot.carry_out(Phase.CAPTURE, partial(seat.worker.capture, ticket))
@@ -86,5 +94,8 @@ class Recapture:
             if seat.rank == ticket.before[0]:
                 reason = f"no smaller decode graph: rank {failed[0]} failed in {Phase.CAPTURE.label}"
                 seat.ballot.emit("plan_skipped", stage=len(ticket.after), reason=reason)
+            alone = len(ticket.after) == 1 or not set(failed) & set(ticket.after)
+            while not alone and len(seat.world.members) != seat.world.size:
+                restore(seat, "full", "a joint capture failed", broken=True)
         elif seat.rank in ticket.after:
             seat.ballot.emit("capture_end", sizes=list(parts.get("captured", [])), seconds=parts[Phase.CAPTURE.label])

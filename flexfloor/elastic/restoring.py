@@ -19,8 +19,14 @@ from flexfloor.elastic.ticket import Ticket
 from flexfloor.errors import TransitionError
 
 
-def restore(seat: Seat, kind: str, reason: str) -> bool:
+def restore(seat: Seat, kind: str, reason: str, *, broken: bool = False) -> bool:
     """Bring the full world back; False when it was abandoned and may be tried again.
+
+    Args:
+        seat: this rank's state.
+        kind: ``full`` or ``topology``.
+        reason: for the event log.
+        broken: the groups of the present world may not be used again.
 
     Raises:
         TransitionError: it failed for good, or could not be undone.
@@ -31,7 +37,11 @@ def restore(seat: Seat, kind: str, reason: str) -> bool:
     held = seat.placement.clone()
     held.forget(parked)
     target, moves = rows_of.restore(held, seat.base, [*members, *woken])
-    ticket = replace(seat.ticket(list(range(seat.world.size)), moves, {}), woken=tuple(woken))
+    ticket = replace(
+        seat.ticket(list(range(seat.world.size)), moves, {}),
+        woken=tuple(woken),
+        broken=tuple(members) if broken else (),
+    )
     began = seat.ballot.clock()
     seat.ballot.emit("restore_start", kind=kind, reason=reason)
     seat.parking.settle()

@@ -207,6 +207,7 @@ class Session(Seat):
         self._after_first_step()
         decision = self._decide(rows)
         self._note_completion(local.unfinished)
+        members = tuple(self.world.members)
         rehearsal = self._unrehearsed and not any(row.pause for row in rows)
         recapture = decision.action is Action.RUN and self._recapture.due(rows)
         if rehearsal or recapture or decision.action in (Action.SHRINK, Action.RESTORE, Action.FINISH):
@@ -223,7 +224,7 @@ class Session(Seat):
         elif recapture:
             self._recapture.carry_out()
         self._recapture.learn(rows)
-        changed = decision.action in (Action.SHRINK, Action.RESTORE)
+        changed = decision.action in (Action.SHRINK, Action.RESTORE) or tuple(self.world.members) != members
         passed = self.pace.met(self.world, rows, changed=changed)
         if decision.action is Action.RUN:
             self._wake_early(rows, passed)

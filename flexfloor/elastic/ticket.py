@@ -25,6 +25,7 @@ class Ticket:
         load: most requests that a member has unfinished; no later decode batch of this step is larger.
         lean: only the decode graph that ``load`` needs is captured, smaller ones when the load has fallen to them.
         version: which weights every row in use holds.
+        broken: survivors whose groups may be broken and are not used again once this is confirmed (empty: none).
     """
 
     serial: int
@@ -38,6 +39,7 @@ class Ticket:
     load: int = 0
     lean: bool = False
     version: int = 0
+    broken: tuple[int, ...] = ()
 
 
 class Worker(Protocol):

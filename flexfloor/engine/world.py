@@ -24,6 +24,7 @@ from flexfloor.engine.memory import Memory
 from flexfloor.engine.room import Room
 from flexfloor.engine.row_versions import RowVersions
 from flexfloor.engine.settings import EngineSettings
+from flexfloor.engine.travel import Travel
 from flexfloor.engine.wiring import Wired
 from flexfloor.errors import PeerLostError, ProtocolError
 
@@ -57,6 +58,7 @@ class ElasticWorld:
         self._primary = self.experts.experts // settings.world_size
         self._versions = RowVersions(self.rank, self._primary, self.experts.capacity)
         self.memory = Memory(device, self._runner.get_model(), self._runner, poison=settings.poison)
+        self._travel = Travel(self.rank, device, self.experts, self._versions, self.memory)
         self._wiring = device.wiring(worker, self.experts, lambda: self.memory.released)
         self._room: Room | None = None
         if device.limits().kv_resize:
@@ -147,10 +149,7 @@ class ElasticWorld:
         began = time.perf_counter()
         channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
         opened = time.perf_counter()
-        sends, receives = self.experts.traffic(ticket.moves, self.rank)
-        self._versions.leave(ticket.moves)
-        moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
-        self._versions.arrive(ticket.moves, ticket.version)
+        moved = self._travel.rows(ticket, channel)
         arrived = time.perf_counter()
         if self.rank in ticket.after:
             with set_current_vllm_config(self._config):
@@ -212,6 +211,7 @@ class ElasticWorld:
         """The next world stands."""
         self._here = self._next or self._here
         self._before = self._next = None
+        self._groups.drop(ticket.broken)
         self._device.settled()
 
     def park(self) -> None:
@@ -248,30 +248,10 @@ class ElasticWorld:
     def _refill(self, ticket: Ticket) -> dict[str, float]:
         began = time.perf_counter()
         channel = self._groups.channel(ticket.serial, ticket.deadline_s, rebuild=bool(ticket.rebuild))
-        sends: dict[int, list[Any]] = {}
-        receives: dict[int, list[Any]] = {}
-        dense = self._dense()
-        for place, woken in enumerate(ticket.woken):
-            donor = ticket.before[place % len(ticket.before)]
-            if self.rank == donor:
-                sends.setdefault(woken, []).extend(dense)
-            elif self.rank == woken:
-                receives.setdefault(donor, []).extend(dense)
-        row_sends, row_receives = self.experts.traffic(ticket.moves, self.rank)
-        for peers, rows in ((sends, row_sends), (receives, row_receives)):
-            for peer, tensors in rows.items():
-                peers.setdefault(peer, []).extend(tensors)
-        self._versions.leave(ticket.moves)
-        moved = self._device.transfer(sends, receives, channel, ticket.deadline_s)
-        self._versions.arrive(ticket.moves, ticket.version)
+        moved = self._travel.weights(ticket, channel)
         if self.rank in ticket.woken:
             self._wiring.refilled()
         return {"move": time.perf_counter() - began, "received_bytes": moved}
-
-    def _dense(self) -> list[torch.Tensor]:
-        """Parameters every rank holds alike (all but the expert rows)."""
-        rows = {weight.untyped_storage()._cdata for weight in self.experts.tensors()}
-        return [t for t in self.memory.weights() if t.untyped_storage()._cdata not in rows]
 
     def switch_back(self, ticket: Ticket) -> None:
         """Point this rank at the full world."""

@@ -95,6 +95,18 @@ def test_after_a_capture_that_failed_warm_ups_are_whole(runner, store):
     assert runner.inner.end_layer == 6
 
 
+def test_a_later_capture_that_fails_leaves_the_graphs_that_work(runner, store):
+    world = group(0)
+    store.ready(world, 8, lean=True)
+    runner.fails = True
+    with pytest.raises(RuntimeError):
+        store.ready(world, 4, lean=True)
+    there = runner.wrapper.concrete_cudagraph_entries
+    dispatcher = runner.cudagraph_dispatcher
+    assert set(there) == dispatcher.cudagraph_keys[CUDAGraphMode.FULL] == {Key(8)}
+    assert dispatcher._bs_to_padded_graph_size[3] == 8, "a smaller batch is padded to the graph that is there"
+
+
 def test_a_member_captures_again_what_another_one_lacks(runner, store, monkeypatch):
     world = group(0, 1)
     others_need(monkeypatch, cuda_graphs.Need.SHORT)

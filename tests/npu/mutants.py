@@ -155,18 +155,18 @@ def dispatcher_ids_are_not_rewritten():
 
 @mutant("no-lost-reads")
 def dense_weights_stay_lost():
-    from flexfloor.engine.world import ElasticWorld
+    from flexfloor.engine.travel import Travel
 
-    ElasticWorld._dense = lambda self: []
+    Travel._dense = lambda self: []
 
 
 @mutant("derived-weights")
 def router_weights_are_not_derived():
     AscendWiring.refilled = lambda self: None
-    from flexfloor.engine.world import ElasticWorld
+    from flexfloor.engine.travel import Travel
 
-    dense = ElasticWorld._dense
-    ElasticWorld._dense = lambda self: [t for t in dense(self) if t.dtype is not torch.float32 or t.dim() < 2]
+    dense = Travel._dense
+    Travel._dense = lambda self: [t for t in dense(self) if t.dtype is not torch.float32 or t.dim() < 2]
 
 
 @mutant("nothing-written-asleep")

@@ -108,6 +108,7 @@ class Hub:
         self.now = 0.0
         self.stepped: tuple[int, ...] = ()
         self.broken: list[str] = []
+        self.dead: set[tuple[int, ...]] = set()
         self._rows: dict[int, Row] = {}
         self._agreed: list[Row] = []
         self._round = 0
@@ -239,7 +240,11 @@ class FakeWorker:
         fitting = [size for size in self.buckets if size <= self._bucket(ticket.load)]
         made = [size for size in (fitting[-1:] if ticket.lean else fitting) if size not in self.graphs[ticket.after]]
         if made:
-            self.hub.joint(self.rank, ("capture", ticket.serial), ticket.after, made)
+            try:
+                self.hub.joint(self.rank, ("capture", ticket.serial), ticket.after, made)
+            except AbsentError:
+                self.hub.dead.add(ticket.after)  # as gloo closes a group in which somebody waited in vain
+                raise
         self.graphs[ticket.after].update(made)
         return {"captured": made}
 
@@ -259,11 +264,13 @@ class FakeWorker:
         self._called("undo")
         if self._before is not None:
             self.group, self.map = self._before
+        self.hub.dead.discard(self._next or ())
         self._before = self._next = None
 
     def confirm(self, ticket: Ticket) -> None:
         self._called("confirm")
         self._before = self._next = None
+        self.hub.dead.discard(ticket.broken)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -344,6 +351,7 @@ class FakeWorker:
     def forward(self, kind: str) -> dict[int, str]:
         """One model step with the ranks of this rank's world: expert -> what its row holds."""
         self.hub.must(self.memory and self.dense, f"rank {self.rank} steps without weights")
+        self.hub.must(self.group not in self.hub.dead, f"a step over the broken groups of {self.group}")
         mine = (self.group, list(self.map), list(self.rows))
         self._forwards = self._forwards + 1 if self._met == self.hub.entered[self.rank] else 0
         self._met = self.hub.entered[self.rank]

@@ -61,13 +61,35 @@ def test_a_device_without_graphs_never_asks(tmp_path: Path) -> None:
     assert sim.named("capture_end") == []
 
 
-@pytest.mark.parametrize("rank", [0, 2, 3])
-def test_a_capture_that_fails_is_recorded_and_not_tried_again_in_the_step(tmp_path: Path, rank: int) -> None:
+PAIR = Script(asks([3, 3, [60, 30, 20, 10], [60, 30, 20, 10]]), (4, 2))
+
+
+def test_a_capture_that_fails_on_a_rank_outside_of_the_world_is_recorded_and_not_tried_again(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, 4, buckets=BUCKETS, faults=["capture:0:raise:2"])
+    sim.rollout(PAIR)
+    (skipped,) = sim.named("plan_skipped")
+    assert skipped.fields["reason"] == "no smaller decode graph: rank 0 failed in capture"
+    assert sim.named("capture_end") == []
+    assert len(sim.named("stage_commit")) == 1
+    sim.rollout(PAIR)
+    assert sizes(sim)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_members_that_waited_for_one_in_vain_meet_over_new_groups(tmp_path: Path, rank: int) -> None:
     sim = Sim(tmp_path, 4, buckets=BUCKETS, faults=[f"capture:{rank}:raise:2"])
-    script = Script(asks([3, 3, [60, 30, 20, 10], [60, 30, 20, 10]]), (4, 2))
-    sim.rollout(script)
+    sim.rollout(PAIR)
     (skipped,) = sim.named("plan_skipped")
     assert skipped.fields["reason"] == f"no smaller decode graph: rank {rank} failed in capture"
+    assert sim.named("restore_start")[0].fields["reason"] == "a joint capture failed"
+    assert [e.fields["survivors"] for e in sim.named("stage_commit")] == [[2, 3], [2, 3]]
     assert sim.named("capture_end") == []
-    sim.rollout(script)
+    sim.rollout(PAIR)
     assert sizes(sim)
+
+
+def test_a_lone_survivor_goes_on_when_its_capture_fails(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, 4, buckets=BUCKETS, faults=["capture:3:raise:2"])
+    sim.rollout(Script(asks([3, 3, 3, [60, 30, 20, 10]]), (4, 1)))
+    assert len(sim.named("plan_skipped")) == len(sim.named("stage_commit")) == 1
+    assert {e.fields["reason"] for e in sim.named("restore_start")} == {"the step is complete"}

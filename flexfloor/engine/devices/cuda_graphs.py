@@ -156,7 +156,9 @@ class GraphStore(DecodeGraphs):
                 torch.cuda.synchronize()
         except BaseException:
             self._short = False  # should the short warm-up have left something out, the next one does not
-            graphs.entries.clear()
+            for key in missing:
+                graphs.entries.pop(key, None)
+            self.use(graphs)
             raise
         finally:
             set_cudagraph_capturing_enabled(False)
