@@ -46,6 +46,7 @@ from flexfloor.config import FlexFloorConfig, config_from_mapping
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, save
 from flexfloor.driver.calibration import Grid
 from flexfloor.driver.orders import Request
+from flexfloor.errors import FlexFloorError
 from flexfloor.plan import EpochPlan
 
 PARTS = ("transitions", "no-plan", "arms", "combine")
@@ -109,8 +110,7 @@ class Run:
 
     def no_plan(self) -> None:
         """FlexFloor's server without a plan beside vLLM."""
-        self.result["no_plan"] = self._pairs(self._server(), self._options.pairs)
-        self.keep()
+        self._pairs("no_plan", self._server())
 
     def combine(self) -> None:
         """The invariant combine, on a server without spare rows that takes the place of the other."""
@@ -118,8 +118,7 @@ class Run:
         config = self._config(self._options.use_ours, combine="invariant")
         own = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
         self._replace(own)
-        self.result["combine"] = self._pairs(own, self._options.pairs)
-        self.keep()
+        self._pairs("combine", own)
 
     def arms(self) -> None:
         """Calibration, predictions, and all arms in turn."""
@@ -169,8 +168,9 @@ class Run:
     def _vocabulary(self) -> int:
         return SHAPES[self._options.shape]["vocab_size"]
 
-    def _pairs(self, ours: Ours, pairs: int) -> dict[str, Any]:
+    def _pairs(self, name: str, ours: Ours) -> None:
         """Ratios ours / stock of neighbouring runs, order alternating; the first pair warms up."""
+        pairs = self._options.pairs
         asked = self._sets[0].requests(self._sets[0].stock.steps[0], self._vocabulary)
         requests = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
         runs: dict[str, Callable[[Sequence[Request], str], Served]] = {
@@ -181,23 +181,13 @@ class Run:
         for pair in range(-1, pairs):
             for label in ("stock", "ours") if pair % 2 else ("ours", "stock"):
                 one = runs[label](requests, f"{label}{pair}")
-                print(
-                    "PAIR",
-                    label,
-                    pair,
-                    f"{one.tokens / one.seconds:.0f} tokens/s, {1e3 * one.step_s:.3f} ms",
-                    flush=True,
-                )
+                speed = f"{one.tokens / one.seconds:.0f} tokens/s, {1e3 * one.step_s:.3f} ms a step"
+                print("PAIR", label, pair, speed, flush=True)
                 if pair >= 0:
                     served[label].append(one)
-        both = list(zip(served["ours"], served["stock"], strict=True))
-        return {
-            "tokens": PLAIN_TOKENS,
-            "throughput": interval([(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in both]),
-            "step": interval([a.step_s / b.step_s for a, b in both]),
-            "tokens_per_s": {label: [round(x.tokens / x.seconds, 1) for x in own] for label, own in served.items()},
-            "step_ms": {label: [round(1e3 * x.step_s, 4) for x in own] for label, own in served.items()},
-        }
+            if pair >= 0:
+                self.result[name] = compared(served)
+                self.keep()
 
     def _calibrated(self, ours: Ours, rounds: int = 2) -> Calibrated:
         folder = self._out / "calibration"
@@ -232,30 +222,58 @@ def main() -> None:
     parser.add_argument("--use-stock", type=float, default=0.30, help="share of a device for the stock server")
     parser.add_argument("--use-ours", type=float, default=0.52, help="share of a device for FlexFloor's server")
     options = parser.parse_args()
-    options.out.absolute().mkdir(parents=True)
-    sets = sets_of(options)
-    if options.plan_only:
-        return
-    for part, (program, *arguments) in PROGRAMS.items():
-        if part in options.parts:
-            ladder = [str(size) for size in (options.ranks, *sorted(options.floors, reverse=True))]
-            file = options.out.absolute() / f"{part}.json"
-            beside = Path(__file__).with_name(program)
-            subprocess.run(
-                [sys.executable, str(beside), *arguments, "--ladder", *ladder, "--json", str(file)], check=True
-            )
-    if not set(PARTS) & set(options.parts):
-        return
-    with tempfile.TemporaryDirectory() as name:
-        write = write_config if options.shape == "a3b" else write_weights
-        run = Run(options, sets, write(Path(name) / "model", SHAPES[options.shape]))
-        try:
-            for part in PARTS:
-                if part in options.parts:
-                    getattr(run, part.replace("-", "_"))()
-        finally:
-            run.close()
-    show(run.result)
+    try:
+        sets = sets_of(options)
+        if options.plan_only:
+            return
+        options.out.absolute().mkdir(parents=True)
+    except FileExistsError:
+        parser.error(f"--out {options.out} is there already: name another folder")
+    except FlexFloorError as error:
+        parser.error(str(error))
+    failed = [part for part in PROGRAMS if part in options.parts and not program(part, options)]
+    if set(PARTS) & set(options.parts):
+        with tempfile.TemporaryDirectory() as name:
+            write = write_config if options.shape == "a3b" else write_weights
+            run = Run(options, sets, write(Path(name) / "model", SHAPES[options.shape]))
+            try:
+                for part in PARTS:
+                    if part in options.parts:
+                        getattr(run, part.replace("-", "_"))()
+            finally:
+                run.close()
+        show(run.result)
+    if failed:
+        sys.exit(f"these parts failed: {', '.join(failed)}")
+
+
+def program(part: str, options: argparse.Namespace) -> bool:
+    """Whether another measurement went through; its figures are in the output folder."""
+    name, *arguments = PROGRAMS[part]
+    ladder = [str(size) for size in (options.ranks, *sorted(options.floors, reverse=True))]
+    file = options.out.absolute() / f"{part}.json"
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name(name)),
+        *arguments,
+        "--ladder",
+        *ladder,
+        "--json",
+        str(file),
+    ]
+    return subprocess.run(command).returncode == 0
+
+
+def compared(served: dict[str, list[Served]]) -> dict[str, Any]:
+    """Ratios ours / stock of pairs, and what they were made of."""
+    both = list(zip(served["ours"], served["stock"], strict=True))
+    return {
+        "tokens": PLAIN_TOKENS,
+        "throughput": interval([(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in both]),
+        "step": interval([a.step_s / b.step_s for a, b in both]),
+        "tokens_per_s": {label: [round(x.tokens / x.seconds, 1) for x in own] for label, own in served.items()},
+        "step_ms": {label: [round(1e3 * x.step_s, 4) for x in own] for label, own in served.items()},
+    }
 
 
 def config_of(options: argparse.Namespace, use: float, *, engine: dict[str, Any], **changes: Any) -> FlexFloorConfig:
@@ -267,16 +285,21 @@ def config_of(options: argparse.Namespace, use: float, *, engine: dict[str, Any]
 
 
 def sets_of(options: argparse.Namespace) -> list[Set]:
-    """The skewed set and the drawn one; eight prompts a rank with eight responses each."""
+    """The skewed set and, where arms are run, the drawn one; eight prompts a rank with eight responses each.
+
+    Raises:
+        FlexFloorError: the distribution cannot be read, or the plans belong to another configuration.
+    """
     kv = {"capacity": {"natural": dict.fromkeys((*options.floors, options.ranks), 10**6)}}
     step = {"responses_per_prompt": 8, "step_prompts": 8 * options.ranks, "kv": kv}
     batched = config_of(options, options.use_ours, engine={}, **step)
-    if options.plans is not None:
-        options.plans.mkdir(parents=True, exist_ok=True)
-    drawn = from_distribution(
-        batched, options.pmf, scale=options.scale, longest=options.longest, seed=options.seed, plans=options.plans
-    )
-    return [skewed(batched, options.longest), drawn]
+    sets = [skewed(batched, options.longest)]
+    if options.plan_only or "arms" in options.parts:
+        if options.plans is not None:
+            options.plans.mkdir(parents=True, exist_ok=True)
+        cut = {"scale": options.scale, "longest": options.longest, "seed": options.seed}
+        sets.append(from_distribution(batched, options.pmf, **cut, plans=options.plans))
+    return sets
 
 
 def show(result: dict[str, Any]) -> None:
@@ -289,7 +312,7 @@ def show(result: dict[str, Any]) -> None:
         for key in ("throughput", "step") if name in result else ():
             ratio = result[name][key]
             console.print(
-                f"{title}, {key}, ours / stock: median {ratio['median']:.4f}, 95 % interval {ratio['low']:.4f} to "
+                f"{title}, {key}, ours / stock: median {ratio['median']:.4f}, {ratio['low']:.4f} to "
                 f"{ratio['high']:.4f} ({len(ratio['ratios'])} pairs)"
             )
     table = Table("set", "arm", "T, s", "foretold", "H, rank-s", "foretold", "Q", "E", "E / stock's", "foretold")

@@ -28,20 +28,22 @@ from gpu.shapes import SHAPES, write_config, write_weights
 __all__ = ["SHAPES", "Bench", "Load", "four_ranks", "server_spec", "write_weights"]
 
 
-def lengths(ladder: Sequence[int], long: tuple[int, ...], short: int, later: int) -> tuple[tuple[int, ...], ...]:
-    """Response lengths by rank: ``long`` on rank 0, 16 of ``short`` on the others.
+def lengths(
+    ladder: Sequence[int], long: tuple[int, ...], short: int, later: int, each: int = 16
+) -> tuple[tuple[int, ...], ...]:
+    """Response lengths by rank: ``long`` on rank 0, ``each`` of ``short`` on the others.
 
     ``later`` is what a rank's responses are longer for each smaller world that it is still in.
     """
     stays = [sum(size > rank for size in ladder[1:]) for rank in range(1, ladder[0])]
-    return (long, *((short + later * stages,) * 16 for stages in stays))
+    return (long, *((short + later * stages,) * each for stages in stays))
 
 
 def arms(bench: Bench, vocabulary: int, cycles: int, ladder: tuple[int, ...]) -> None:
     """The arms of one server."""
     full = ladder[:1]
     load = Load(lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25), vocabulary=vocabulary)
-    swapped = lengths(ladder, tuple(120 if i % 2 else 90 for i in range(24)), 30, 15)[::-1]
+    swapped = lengths(ladder, tuple(120 if i % 2 else 90 for i in range(24)), 30, 15, each=12)[::-1]
     other = Load(swapped, vocabulary=vocabulary)
     drawn = Load(load.lengths, temperature=1.0, vocabulary=vocabulary)
     bench.arm("warm-up", Load(((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64, vocabulary=vocabulary), full)
@@ -64,13 +66,13 @@ def arms(bench: Bench, vocabulary: int, cycles: int, ladder: tuple[int, ...]) ->
 
 
 def memory_spread(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Largest difference of device memory in use between cycles, MiB: just before and just after a leaver's sleep."""
+    """MiB by which memory in use just before and after a leaver's sleep differs between cycles, at most on one rank."""
     slept = [row for r in records if r["arm"].startswith("cycle") for row in r["released"]]
-    return {
-        when: round((max(row[when] for row in slept) - min(row[when] for row in slept)) / (1 << 20), 1)
-        for when in ("before", "after")
-        if slept
-    }
+    spread = {}
+    for when in ("before", "after") if slept else ():
+        own = [[row[when] for row in slept if row["rank"] == rank] for rank in {row["rank"] for row in slept}]
+        spread[when] = round(max(max(used) - min(used) for used in own) / (1 << 20), 1)
+    return spread
 
 
 def main() -> None:
@@ -94,10 +96,13 @@ def main() -> None:
         spec = server_spec(
             model, folder, dummy=dummy, combine=options.combine, poison=not dummy, use=options.use, ladder=ladder
         )
-        bench = Bench(spec, folder, options.limit)
-        result: dict[str, Any] = {
-            "shape": options.shape,
-            "combine": options.combine,
+        result: dict[str, Any] = {"shape": options.shape, "combine": options.combine, "versions": versions()}
+
+        def keep() -> None:
+            options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+        bench = Bench(spec, folder, options.limit, at_limit=keep)
+        result |= {
             "start_s": round(bench.start_s, 1),
             "facts": [status["facts"] for status in bench.statuses],
             "arms": bench.records,
@@ -105,12 +110,10 @@ def main() -> None:
         print("START", result["start_s"], json.dumps(result["facts"]), flush=True)
         try:
             arms(bench, shape["vocab_size"], options.cycles, ladder)
-            result["cycle_memory_spread_mib"] = memory_spread(bench.records)
         finally:
-            options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+            result["cycle_memory_spread_mib"] = memory_spread(bench.records)
+            keep()
             bench.server.close()
-        result["versions"] = versions()
-        options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
     print("DONE", options.json, flush=True)
 
 

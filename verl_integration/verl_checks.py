@@ -21,8 +21,8 @@ def check_verl(config: Any) -> None:
     critic = need_critic(config)
     if critic and config.trainer.device == "cpu":
         raise InputError(
-            "verl loads a critic with FlashAttention, which a CPU has not: set algorithm.adv_estimator to one without "
-            "a critic (grpo)"
+            "verl loads a critic with FlashAttention, which a CPU has not: set algorithm.adv_estimator=grpo and leave "
+            "critic.enable out"
         )
     try:
         validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=critic)

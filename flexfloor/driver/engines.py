@@ -93,8 +93,11 @@ class Engines:
         try:
             with children_of(ForkServer() if on_cpu else Spawn()):
                 return cls(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), spec.world_size)
-        except RuntimeError as error:
-            raise _start_failure(error, spec.log) from error
+        except BaseException as error:
+            gc.unfreeze()
+            if isinstance(error, RuntimeError):
+                raise _start_failure(error, spec.log) from error
+            raise
 
     def processes(self) -> dict[int, BaseProcess]:
         """Engine-core processes by rank; vLLM's coordinator under `SUPPORT`."""

@@ -69,7 +69,8 @@ def test_shapes_that_users_bring_are_planned(tmp_path, files, overrides, steps):
         (["flexfloor.verl.item_id=extra_info.uuid"], "row 0 has no extra_info.uuid"),
         (["flexfloor.verl.item_id=uuid"], "no column 'uuid' in the dataset"),
         (["actor_rollout_ref.rollout.n=9"], "raise it to 18"),
-        (["algorithm.adv_estimator=gae"], "set algorithm.adv_estimator to one without a critic"),
+        (["algorithm.adv_estimator=gae"], "set algorithm.adv_estimator=grpo"),
+        (["critic.enable=true"], "leave critic.enable out"),
     ],
 )
 def test_shapes_that_cannot_work_are_refused_with_the_remedy(tmp_path, files, overrides, text):

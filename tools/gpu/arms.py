@@ -62,16 +62,7 @@ class Arm:
             "restores": [
                 {k: v for k, v in e.items() if k not in ("event", "run", "seed")} for e in self.named("restore_end")
             ],
-            "released": [
-                {
-                    "rank": e["rank"],
-                    "bytes": e["released_bytes"],
-                    "before": e["process_bytes_before"],
-                    "after": e["process_bytes_after"],
-                    "seconds": round(e["t"] - start["t"], 4),
-                }
-                for start, e in zip(self.named("sleep_start"), self.named("sleep_end"), strict=False)
-            ],
+            "released": self.released(),
             "woken_before_restore_s": self.early(),
             "rehearsals": [{k: e.get(k) for k in ("moved_rows", "captured")} for e in self.named("rehearsal")],
             "room": {e["rank"]: [e["rows"], e["kv_tokens"]] for e in self.named("plan_installed")},
@@ -88,6 +79,25 @@ class Arm:
     def left(self, commit: float) -> float:
         """When the leavers of a commit began to leave."""
         return max((e["t"] for e in self.named("detach_start") if e["t"] < commit), default=commit)
+
+    def released(self) -> list[dict[str, Any]]:
+        """What each leaver gave back, and how long that took."""
+        began: dict[int, float] = {}
+        found = []
+        for event in sorted((*self.named("sleep_start"), *self.named("sleep_end")), key=lambda e: e["t"]):
+            if event["event"] == "sleep_start":
+                began[event["rank"]] = event["t"]
+                continue
+            found.append(
+                {
+                    "rank": event["rank"],
+                    "bytes": event["released_bytes"],
+                    "before": event["process_bytes_before"],
+                    "after": event["process_bytes_after"],
+                    "seconds": round(event["t"] - began[event["rank"]], 4),
+                }
+            )
+        return found
 
     def early(self) -> dict[str, float]:
         """Seconds from a rank's wake to the restore, where the wake came first."""

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,25 @@ class Bench:
         spec: how it is started.
         folder: where each arm's events go.
         limit_s: after this the engine processes print their stacks and everything ends.
+        at_limit: is called before.
     """
 
-    def __init__(self, spec: ServerSpec, folder: Path, limit_s: float) -> None:
+    def __init__(
+        self, spec: ServerSpec, folder: Path, limit_s: float, at_limit: Callable[[], None] = lambda: None
+    ) -> None:
         self._folder, self._count = folder, 0
         self.records: list[dict[str, Any]] = []
         self._references: dict[Load, Arm] = {}
         self.server = LocalServer(spec)
-        self._watch(limit_s)
+        self._watch(limit_s, at_limit)
         began = time.perf_counter()
         self.statuses = self.server.start()
         self.start_s = time.perf_counter() - began
 
-    def _watch(self, limit_s: float) -> None:
+    def _watch(self, limit_s: float, at_limit: Callable[[], None]) -> None:
         def out() -> None:
             print(f"LIMIT of {limit_s} s reached", flush=True)
+            at_limit()
             for pid in self.server.server.pids().values():
                 os.kill(pid, signal.SIGABRT)
             time.sleep(3)

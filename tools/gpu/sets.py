@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flexfloor.config import FlexFloorConfig
 from flexfloor.driver.orders import Request
+from flexfloor.errors import InputError
 from flexfloor.history import replay
 from flexfloor.plan import EpochPlan, RankPlan, StepPlan, release_area
 from flexfloor.planner import plan_epoch
@@ -59,7 +60,7 @@ class Set:
 
 
 def skewed(config: FlexFloorConfig, longest: int, *, survivor: int | None = None, name: str = "skewed") -> Set:
-    """One rank's responses last, the others' are short; the same placement in both plans.
+    """One rank's responses last, the others end stage by stage; the same placement in both plans.
 
     Args:
         config: the configuration.
@@ -69,14 +70,17 @@ def skewed(config: FlexFloorConfig, longest: int, *, survivor: int | None = None
     """
     world = config.world_size
     survivor = world - 1 if survivor is None else survivor
+    floors = sorted((f for f in config.admissible_sizes if f < world), reverse=True)
     batch = (config.engine.max_num_seqs or 64) // config.responses_per_prompt
     lengths: dict[str, tuple[int, ...]] = {}
     groups: list[list[str]] = []
     for rank in range(world):
         groups.append([])
+        place = (rank - survivor - 1) % world  # the survivor is the last to leave
+        stays = sum(place >= world - size for size in floors)
+        top = longest if rank == survivor else longest * (1 + stays) // (3 + len(floors))
         for i in range(batch):
             item = f"s{rank}.{i:03d}"
-            top = longest if rank == survivor else longest // 4
             own = [
                 max(8, top - (i * config.responses_per_prompt + k) * top // 100)
                 for k in range(config.responses_per_prompt)
@@ -85,7 +89,6 @@ def skewed(config: FlexFloorConfig, longest: int, *, survivor: int | None = None
             groups[-1].append(item)
     items = tuple(lengths)
     epochs = [EpochLengths(e, items, lengths, dict.fromkeys(items, PROMPT_TOKENS)) for e in (0, 1)]
-    floors = sorted((f for f in config.admissible_sizes if f < world), reverse=True)
     ladder = (world, *floors)
     return Set(
         name,
@@ -174,11 +177,15 @@ def from_distribution(
     last = cut[-1]
     made = []
     for method in ("flex", "verl"):
-        file = plans / f"{method}.json" if plans is not None else None
+        own = config.model_copy(update={"method": method})
+        file = plans / f"{method}-{seed}-{scale:g}-{longest}.json" if plans is not None else None
         if file is not None and file.exists():
-            made.append(EpochPlan.load(file))
+            plan = EpochPlan.load(file)
+            if (plan.world_size, plan.config_digest) != (own.world_size, own.digest()):
+                raise InputError("the plan was made for another configuration: name another folder", file=file)
+            made.append(plan)
             continue
-        made.append(plan_epoch(config.model_copy(update={"method": method}), history, last.items, epoch=last.epoch))
+        made.append(plan_epoch(own, history, last.items, epoch=last.epoch))
         if file is not None:
             made[-1].save(file)
     return Set(f"drawn from {pmf.stem}", config, made[0], made[1], truth)
