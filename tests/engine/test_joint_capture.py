@@ -5,9 +5,9 @@ from collections import namedtuple
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
+import gloo_member
 import pytest
 import torch
-import torch.distributed as dist
 from vllm.config import CUDAGraphMode
 
 from flexfloor.engine.coordinators import Group
@@ -124,19 +124,17 @@ def test_a_member_warms_up_like_the_one_that_needs_most(runner, store, monkeypat
     assert runner.passes == [(4, 6, 6), (2, 1, 6), (1, 1, 6)]
 
 
-def member(rank, file, answers):
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    answers.put((rank, host.most([rank, 2 - rank, 3], Group((0, 1), dist.group.WORLD, dist.group.WORLD))))
-    dist.destroy_process_group()
-
-
 def test_two_processes_learn_the_most_that_either_needs(tmp_path):
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    members = [context.Process(target=member, args=(rank, tmp_path / "store", answers)) for rank in (0, 1)]
+    needs = ([0, 2, 3], [1, 1, 3])
+    members = [
+        context.Process(target=gloo_member.most, args=(rank, tmp_path / "store", needs[rank], answers))
+        for rank in (0, 1)
+    ]
     for one in members:
         one.start()
-    found = dict(answers.get(timeout=60) for _ in members)
+    found = dict(answers.get(timeout=120) for _ in members)
     for one in members:
         one.join(timeout=30)
     assert found == {0: [1, 2, 3], 1: [1, 2, 3]}
