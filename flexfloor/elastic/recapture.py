@@ -94,8 +94,8 @@ class Recapture:
             if seat.rank == ticket.before[0]:
                 reason = f"no smaller decode graph: rank {failed[0]} failed in {Phase.CAPTURE.label}"
                 seat.ballot.emit("plan_skipped", stage=len(ticket.after), reason=reason)
-            alone = len(ticket.after) == 1 or not set(failed) & set(ticket.after)
-            while not alone and len(seat.world.members) != seat.world.size:
-                restore(seat, "full", "a joint capture failed", broken=True)
+            if len(ticket.after) > 1 and set(failed) & set(ticket.after):
+                while len(seat.world.members) != seat.world.size:
+                    restore(seat, "full", "a joint capture failed", broken=True)
         elif seat.rank in ticket.after:
             seat.ballot.emit("capture_end", sizes=list(parts.get("captured", [])), seconds=parts[Phase.CAPTURE.label])

@@ -7,7 +7,6 @@ because a rank that lost it would wait for the others for ever.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 
 import torch
@@ -16,9 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices.base import Device
-
-SETTLE_S = 2.0
-"""Longest wait for groups on their way out; destroying one takes half a second."""
 
 
 class Groups:
@@ -36,7 +32,6 @@ class Groups:
         self._device, self.rank, self.size, self._keep, self._prefix = device, rank, size, keep, prefix
         self._sets: OrderedDict[tuple[int, ...], Group] = OrderedDict()
         self._channel: Group | None = None
-        self._going: list[threading.Thread] = []
 
     def channel(self, serial: int, timeout_s: float, *, rebuild: bool) -> Group:
         """The full-world group that rows travel on; apart from DP and EP, so that a failed transfer harms neither."""
@@ -89,17 +84,8 @@ class Groups:
         if group is not None:
             self._discard(group)
 
-    def settle(self) -> None:
-        """Wait a little for groups that are being destroyed: a device may refuse that while it captures graphs."""
-        end = time.monotonic() + SETTLE_S
-        for thread in self._going:
-            thread.join(max(0.0, end - time.monotonic()))
-        self._going = [thread for thread in self._going if thread.is_alive()]
-
     def _discard(self, group: Group) -> None:
-        thread = threading.Thread(target=self._device.destroy_group, args=(group,), daemon=True)
-        thread.start()
-        self._going.append(thread)
+        threading.Thread(target=self._device.destroy_group, args=(group,), daemon=True).start()
 
     def _store(self) -> dist.Store:
         return c10d._get_default_store()

@@ -92,6 +92,7 @@ COMMON: tuple[Symbol, ...] = (
         ("self", "blocks"),
         "called: the free blocks of a step's KV",
     ),
+    Symbol("vllm.utils.gc_utils", "freeze_gc_heap", (), "called: no full collection holds tokens back"),
     Symbol("vllm.utils", "is_moe_layer", ("module",), "called: finds the MoE layers"),
     Symbol(
         "torch.distributed.distributed_c10d",
@@ -112,7 +113,7 @@ COMMON: tuple[Symbol, ...] = (
         "torch.distributed.distributed_c10d",
         "_set_pg_timeout",
         ("timeout", "group"),
-        "called: a short deadline for the trial step",
+        "called: a short deadline for what is joint in a transition",
     ),
 )
 

@@ -179,7 +179,6 @@ class ElasticWorld:
         group = self._next or self._here
         if group is None or group.ranks != ticket.after:
             raise ProtocolError("no world to capture for")
-        self._groups.settle()
         made = self._device.capture_one if ticket.lean else self._device.capture
         with self._in_time(group, ticket.deadline_s):
             return made(self._runner, group, ticket.load)

@@ -1,6 +1,7 @@
 """Members of a world capture the same graphs the same way: a pass through the model is joint."""
 
 import multiprocessing
+import threading
 from collections import namedtuple
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -122,6 +123,28 @@ def test_a_member_warms_up_like_the_one_that_needs_most(runner, store, monkeypat
     others_need(monkeypatch, cuda_graphs.Need.WHOLE, cuda_graphs.Need.SHORT, cuda_graphs.Need.CAPTURE)
     store.ready(group(0, 1), 4)
     assert runner.passes == [(4, 6, 6), (2, 1, 6), (1, 1, 6)]
+
+
+@pytest.mark.parametrize(("frees_for", "patience", "waits"), [(0.2, 5.0, True), (30.0, 0.1, False)])
+def test_a_capture_waits_for_memory_that_is_being_freed_but_not_for_ever(
+    runner, store, monkeypatch, frees_for, patience, waits
+):
+    monkeypatch.setattr(cuda_graphs, "FREEING_S", patience)
+    began, freed = threading.Event(), threading.Event()
+
+    def free():
+        with store.alone():
+            began.set()
+            freed.wait(frees_for)
+            freed.set()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    began.wait(5)
+    store.ready(group(0), 4, lean=True)
+    assert freed.is_set() is waits
+    freed.set()
+    thread.join()
 
 
 def test_two_processes_learn_the_most_that_either_needs(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flexfloor.driver.orders import Request, Response
-from flexfloor.events import PARTS
+from flexfloor.events import PARTS, read_events
 from gpu.gaps import token_gap_ms
 
 
@@ -41,11 +43,16 @@ class Load:
 class Arm:
     """One rollout and what its event log says."""
 
-    name: str
-    ladder: tuple[int, ...]
-    seconds: float
-    responses: list[Response]
-    events: list[dict[str, Any]] = field(default_factory=list)
+    responses: Sequence[Response]
+    events: list[dict[str, Any]]
+    name: str = ""
+    ladder: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, folder: Path, responses: Sequence[Response], **told: Any) -> Arm:
+        """Of the run folder with its events; ``told`` are further fields."""
+        return cls(responses, [json.loads(e.to_json()) for e in read_events(folder).events], **told)
 
     def record(self, reference: Arm | None) -> dict[str, Any]:
         """The arm as plain values; compared with ``reference``."""
@@ -121,7 +128,7 @@ class Arm:
             "ms": parts,
             "quorum_to_first_step_ms": round(sum(parts.values()), 2),
             "token_gap_ms": token_gap_ms(self.responses, event["survivors"], self.left(event["t"]), event["t"]),
-            **{k: event.get(k) for k in ("survivors", "moved_rows", "moved_bytes", "captured", "kept")},
+            **{k: event.get(k) for k in ("to", "survivors", "moved_rows", "moved_bytes", "captured", "kept")},
         }
 
 

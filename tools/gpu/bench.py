@@ -17,7 +17,6 @@ from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
 from flexfloor.driver.orders import Sampling, StepOrder
 from flexfloor.driver.spec import ServerSpec
-from flexfloor.events import read_events
 from gpu.arms import Arm, Load
 
 
@@ -78,8 +77,7 @@ class Bench:
         began = time.perf_counter()
         responses = self.server.run_step(order)
         seconds = time.perf_counter() - began
-        found = [json.loads(e.to_json()) for e in read_events(events).events]
-        arm = Arm(name, ladder, seconds, responses, found)
+        arm = Arm.of(events, responses, name=name, ladder=ladder, seconds=seconds)
         record = arm.record(self._references.get(load))
         if len(ladder) == 1:
             self._references.setdefault(load, arm)

@@ -9,11 +9,10 @@ from typing import Any
 
 from flexfloor.driver.calibrate import Calibrated
 from flexfloor.driver.orders import Response
-from flexfloor.events import PARTS, read_events
 from flexfloor.ledger import load_run, report_json
 from flexfloor.plan import EpochPlan
 from flexfloor.simulate import Machine, simulate_workloads
-from gpu.gaps import token_gap_ms
+from gpu.arms import Arm
 from gpu.sets import Set
 
 
@@ -46,46 +45,21 @@ def foretold(chosen: Set, plan: EpochPlan, found: Calibrated) -> dict[str, float
 
 def transitions(folder: Path, responses: Sequence[Response]) -> dict[str, Any]:
     """Parts of the shrinks in ms, rehearsal, restore, memory given back, graphs: from event log and token times."""
-    events = read_events(folder).events
-    left = [e.t for e in events if e.event == "detach_start"]
-    commits = [
-        {
-            "to": e.fields["to"],
-            **{part: round(e.fields[part] * 1e3, 2) for part in PARTS if part in e.fields},
-            "quorum_to_token_ms": round(1e3 * sum(e.fields.get(part, 0.0) for part in PARTS), 2),
-            "token_gap_ms": token_gap_ms(responses, e.fields["survivors"], max(t for t in left if t < e.t), e.t),
-            "moved_bytes": e.fields.get("moved_bytes", 0),
-            "captured": e.fields.get("captured", []),
-        }
-        for e in events
-        if e.event == "stage_commit"
-    ]
-    starts = {e.rank: e.t for e in events if e.event == "sleep_start"}
-    done = {e.rank: e.t for e in events if e.event == "local_complete"}
-    over = max((e.t for e in events if e.event == "generation_end"), default=0.0)
-    restored = {e.rank: e.t for e in events if e.event == "restore_start"}
-    allowed = sum(over - done[rank] for rank in starts)
+    arm = Arm.of(folder, responses)
+    over = max((e["t"] for e in arm.named("generation_end")), default=0.0)
+    done = {e["rank"]: e["t"] for e in arm.named("local_complete")}
+    allowed = sum(over - done[e["rank"]] for e in arm.named("sleep_start"))
     return {
-        "commits": commits,
+        "commits": [arm.transition(e) for e in arm.named("stage_commit")],
         "allowed_rank_s": round(allowed, 4),
         "released_share": round(free_rank_seconds(folder) / allowed, 4) if allowed else None,
-        "woken_before_restore_s": [
-            round(restored[e.rank] - e.t, 4) for e in events if e.event == "wake_start" and e.t < restored[e.rank]
-        ],
-        "rehearsal_s": [round(e.fields["seconds"], 3) for e in events if e.event == "rehearsal" and e.rank == 0],
-        "later_captures": [
-            [e.fields["sizes"], round(e.fields["seconds"], 4)] for e in events if e.event == "capture_end"
-        ],
-        "restore_s": [round(e.fields["duration"], 4) for e in events if e.event == "restore_end" and e.rank == 0],
-        "released": [
-            {"rank": e.rank, "bytes": e.fields["released_bytes"], "s": round(e.t - starts[e.rank], 4)}
-            for e in events
-            if e.event == "sleep_end" and e.rank in starts
-        ],
-        "eager_steps": sum(e.fields["eager"] for e in events if e.event == "decode_audit"),
-        "dummy": [
-            [e.rank, e.fields["count"], round(e.fields["seconds"], 4)] for e in events if e.event == "dummy_steps"
-        ],
+        "woken_before_restore_s": arm.early(),
+        "rehearsal_s": [round(e["seconds"], 3) for e in arm.named("rehearsal") if e["rank"] == 0],
+        "later_captures": [[e["sizes"], round(e["seconds"], 4)] for e in arm.named("capture_end")],
+        "restore_s": [round(e["duration"], 4) for e in arm.named("restore_end") if e["rank"] == 0],
+        "released": arm.released(),
+        "audit": arm.audit(),
+        "dummy": [[e["rank"], e["count"], round(e["seconds"], 4)] for e in arm.named("dummy_steps")],
     }
 
 

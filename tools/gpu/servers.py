@@ -15,7 +15,6 @@ from flexfloor.driver.engines import Engines
 from flexfloor.driver.handles import LocalServer
 from flexfloor.driver.orders import Request, Response, Sampling, StepOrder, predicted_survivors
 from flexfloor.driver.rollout import logged_step
-from flexfloor.driver.spec import ServerSpec
 from flexfloor.events import EventWriter
 from flexfloor.plan import EpochPlan
 from gpu.serving import spec_of
@@ -59,15 +58,7 @@ class Ours:
     ) -> None:
         self._folder, self._count = folder, 0
         self.responses: list[Response] = []
-        spec = ServerSpec.of(
-            config,
-            model,
-            events_dir=folder / "events",
-            board=folder / "board",
-            run="gpu",
-            smallest_floor=smallest_floor,
-        )
-        self.server = LocalServer(spec)
+        self.server = LocalServer(spec_of(config, model, folder, smallest_floor=smallest_floor))
         self.statuses = self.server.start()
         self.facts = ModelFacts.read(model)
 

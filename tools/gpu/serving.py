@@ -74,10 +74,6 @@ def four_ranks(model: Path, folder: Path, *, faults: tuple[str, ...] = ()) -> Se
     return spec_of(config_from_mapping(made), model, folder, poison=True, faults=faults)
 
 
-def spec_of(
-    config: FlexFloorConfig, model: Path, folder: Path, *, poison: bool = False, faults: tuple[str, ...] = ()
-) -> ServerSpec:
-    """A server of a configuration."""
-    return ServerSpec.of(
-        config, model, events_dir=folder / "events", board=folder / "board", run="gpu", poison=poison, faults=faults
-    )
+def spec_of(config: FlexFloorConfig, model: Path, folder: Path, **more: Any) -> ServerSpec:
+    """A server of a configuration; ``more`` goes to `ServerSpec.of`."""
+    return ServerSpec.of(config, model, events_dir=folder / "events", board=folder / "board", run="gpu", **more)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,7 +121,7 @@ class CudaDevice(GraphedDevice):
 
     def destroy_group(self, group: Group) -> None:
         """Graphs first: a communicator is not freed while a graph holds it."""
-        with torch.cuda.device(self._at):
+        with torch.cuda.device(self._at), nullcontext() if self._graphs is None else self._graphs.alone():
             if self._graphs is not None:
                 self._graphs.forget(group)
             if group.communicator is not None:

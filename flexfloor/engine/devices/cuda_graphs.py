@@ -38,6 +38,10 @@ class Need(IntEnum):
     """A warm-up through all layers, then the capture."""
 
 
+FREEING_S = 2.0
+"""Longest wait of a capture for a group that is being destroyed, which takes half a second."""
+
+
 @dataclass
 class GraphSet:
     """Decode graphs of one world.
@@ -67,7 +71,7 @@ class GraphStore(DecodeGraphs):
         super().__init__(runner)
         self._wrapper = wrapper
         self._sets: dict[tuple[int, ...], GraphSet] = {}
-        self._lock = threading.Lock()
+        self._lock, self._freeing = threading.Lock(), threading.Lock()
         self._path = WarmPath(runner.get_model())
         self._short = True
         self.used = GraphSet(None, addresses(runner), wrapper.concrete_cudagraph_entries)
@@ -99,6 +103,20 @@ class GraphStore(DecodeGraphs):
             "kept": sorted(key.num_tokens for key in found.entries if key not in missing),
             "capture": time.perf_counter() - began,
         }
+
+    @contextmanager
+    def alone(self, patience_s: float = -1) -> Iterator[None]:
+        """No capture while memory of the device is being freed, and the reverse: it would end the capture.
+
+        Args:
+            patience_s: longest wait, seconds, after which it goes on all the same; -1: without an end.
+        """
+        held = self._freeing.acquire(timeout=patience_s)
+        try:
+            yield
+        finally:
+            if held:
+                self._freeing.release()
 
     def _need(self, graphs: GraphSet, key: Any) -> Need:
         if key in graphs.entries:
@@ -143,7 +161,12 @@ class GraphStore(DecodeGraphs):
         runner = self._runner
         set_cudagraph_capturing_enabled(True)
         try:
-            with set_current_vllm_config(runner.vllm_config), _no_collection(), graph_capture(device=runner.device):
+            with (
+                self.alone(FREEING_S),
+                set_current_vllm_config(runner.vllm_config),
+                _no_collection(),
+                graph_capture(device=runner.device),
+            ):
                 torch.cuda.synchronize()
                 for key, need in missing.items():
                     graphs.entries.pop(key, None)
