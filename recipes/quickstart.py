@@ -42,10 +42,9 @@ from flexfloor.workload import Workload, read_prompts
 
 HERE = Path(__file__).resolve().parent
 RUN = "quickstart"
-NOTE = (
-    "All ranks share this machine's cores here: seconds, Q and the gains say that the accounting works, "
-    "nothing about devices."
-)
+SHARED = "All ranks share this machine's cores here"
+SMALL = "The model is a toy and each engine starts cold"
+NOTE = "{}: seconds, Q and the gains say that the accounting works, nothing about a real rollout on devices."
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -124,7 +123,8 @@ def arms(job: Job) -> bool:
         console.print(f"first difference: {identity.first_difference}", markup=False)
 
     title("What shrinking and shaping saved: flex beside verl")
-    console.print(report_table(load_run(flex_run), load_run(verl_run), [NOTE]))
+    note = NOTE.format(SHARED if device_slots() is None else SMALL)
+    console.print(report_table(load_run(flex_run), load_run(verl_run), [note]))
     return identity.whole
 
 
@@ -143,7 +143,7 @@ def run(
     facts = ModelFacts.read(job.model)
     refuse(Proposal(first, settings, workload, facts, smallest, device_slots(), installed_vllm()))
 
-    title(f"Starting {settings.world_size} vLLM engines under Ray (half a minute to a minute on two cores)")
+    title(f"Starting {settings.world_size} vLLM engines under Ray (half a minute to a minute)")
     console.print(f"model {job.model}, {len(workload)} prompts, {settings.responses_per_prompt} responses each")
     console.print(f"everything is written below {target}", soft_wrap=True)
     with Footprint() as footprint, orderly_end():

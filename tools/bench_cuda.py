@@ -82,16 +82,18 @@ class Run:
         self._options, self._sets, self._model = options, sets, model
         self._out = options.out.absolute()
         self.result: dict[str, Any] = {"shape": options.shape, "versions": versions(), "ranks": options.ranks}
-        began = time.perf_counter()
-        self._stock = Stock(self._config(options.use_stock), model, self._out / "stock")
-        self._ours: Ours | None = Ours(self._config(options.use_ours), model, self._out)
-        self.result["start_s"] = round(time.perf_counter() - began, 1)
+        self._stock: Stock | None = None
+        self._ours: Ours | None = None
+        if {"transitions", "no-plan", "arms"} & set(options.parts):  # both stand from the first measurement on
+            self._beside()
+            self._server()
 
     def close(self) -> None:
         """End all servers."""
         self.keep()
-        self._replace(None)
-        self._stock.close()
+        self._end_ours()
+        if self._stock is not None:
+            self._stock.close()
 
     def keep(self) -> None:
         """Write what is known so far."""
@@ -114,11 +116,11 @@ class Run:
 
     def combine(self) -> None:
         """The invariant combine, on a server without spare rows that takes the place of the other."""
-        self._replace(None)
+        self._end_ours()
+        self._beside()
         config = self._config(self._options.use_ours, combine="invariant")
-        own = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
-        self._replace(own)
-        self._pairs("combine", own)
+        self._ours = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
+        self._pairs("combine", self._ours)
 
     def arms(self) -> None:
         """Calibration, predictions, and all arms in turn."""
@@ -148,20 +150,25 @@ class Run:
 
     def _server(self) -> Ours:
         if self._ours is None:
-            raise RuntimeError("FlexFloor's server has ended")
+            self._ours = Ours(self._config(self._options.use_ours), self._model, self._out)
         return self._ours
 
-    def _replace(self, server: Ours | None) -> None:
+    def _beside(self) -> Stock:
+        if self._stock is None:
+            self._stock = Stock(self._config(self._options.use_stock), self._model, self._out / "stock")
+        return self._stock
+
+    def _end_ours(self) -> None:
         if self._ours is not None:
             self._ours.server.close()
-        self._ours = server
+        self._ours = None
 
     def _config(self, use: float, **engine: Any) -> FlexFloorConfig:
         return config_of(self._options, use, engine=engine)
 
     def _stock_arm(self, chosen: Set, plan: EpochPlan) -> dict[str, float]:
         requests = [r for step in plan.steps for r in chosen.requests(step, self._vocabulary)]
-        served = self._stock.run(requests, f"{chosen.name}{time.time_ns()}")
+        served = self._beside().run(requests, f"{chosen.name}{time.time_ns()}")
         return figures(served.seconds, served.seconds * self._options.ranks, served.tokens, self._options.ranks)
 
     @property
@@ -174,7 +181,7 @@ class Run:
         asked = self._sets[0].requests(self._sets[0].stock.steps[0], self._vocabulary)
         requests = [replace(request, max_tokens=PLAIN_TOKENS) for request in asked]
         runs: dict[str, Callable[[Sequence[Request], str], Served]] = {
-            "stock": self._stock.run,
+            "stock": self._beside().run,
             "ours": ours.plain,
         }
         served: dict[str, list[Served]] = {"stock": [], "ours": []}

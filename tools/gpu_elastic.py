@@ -5,6 +5,7 @@ and restore; every arm's tokens and log-probabilities are compared with the firs
 the event log says what each transition cost by part, what the leaver gave back and which decode steps were replayed.
 
     small   4 layers, 32 experts, seeded weights written on the spot, invariant combine, poisoned rows: bit-identity
+    wide    two layers of the a3b shape, seeded weights: bit-identity with its kernels
     a3b     the Qwen3-30B-A3B shape, dummy weights: what a transition costs
 
 Usage: python tools/gpu_elastic.py --shape small --json small.json [--combine invariant] [--cycles 5] [--ladder 4 2 1]
@@ -17,6 +18,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,14 @@ def lengths(
     return (long, *((short + later * stages,) * each for stages in stays))
 
 
-def arms(bench: Bench, vocabulary: int, cycles: int, ladder: tuple[int, ...]) -> None:
-    """The arms of one server."""
+def arms(bench: Bench, prompts: Load, cycles: int, ladder: tuple[int, ...]) -> None:
+    """The arms of one server; ``prompts`` tells prompt length and vocabulary."""
     full = ladder[:1]
-    load = Load(lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25), vocabulary=vocabulary)
+    load = replace(prompts, lengths=lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25))
     swapped = lengths(ladder, tuple(120 if i % 2 else 90 for i in range(24)), 30, 15, each=12)[::-1]
-    other = Load(swapped, vocabulary=vocabulary)
-    drawn = Load(load.lengths, temperature=1.0, vocabulary=vocabulary)
-    bench.arm("warm-up", Load(((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64, vocabulary=vocabulary), full)
+    other = replace(prompts, lengths=swapped)
+    drawn = replace(load, temperature=1.0)
+    bench.arm("warm-up", replace(prompts, lengths=((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64), full)
     bench.arm("static", load, full)
     bench.arm("static again", load, full)
     bench.arm("flex, graphs captured", load, ladder)
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--combine", choices=("stock", "invariant"), default="invariant")
     parser.add_argument("--cycles", type=int, default=0)
     parser.add_argument("--ladder", type=int, nargs="+", default=[2, 1], help="EP sizes; one device a rank")
+    parser.add_argument("--prompt", type=int, default=96, help="tokens of a prompt")
     parser.add_argument("--use", type=float, default=0.8, help="share of the device's memory for the engine")
     parser.add_argument("--limit", type=float, default=280.0, help="seconds until stacks are printed and all ends")
     parser.add_argument("--json", type=Path, required=True)
@@ -96,7 +99,12 @@ def main() -> None:
         spec = server_spec(
             model, folder, dummy=dummy, combine=options.combine, poison=not dummy, use=options.use, ladder=ladder
         )
-        result: dict[str, Any] = {"shape": options.shape, "combine": options.combine, "versions": versions()}
+        result: dict[str, Any] = {
+            "shape": options.shape,
+            "combine": options.combine,
+            "prompt": options.prompt,
+            "versions": versions(),
+        }
 
         def keep() -> None:
             options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -109,7 +117,7 @@ def main() -> None:
         }
         print("START", result["start_s"], json.dumps(result["facts"]), flush=True)
         try:
-            arms(bench, shape["vocab_size"], options.cycles, ladder)
+            arms(bench, Load((), options.prompt, vocabulary=shape["vocab_size"]), options.cycles, ladder)
         finally:
             result["cycle_memory_spread_mib"] = memory_spread(bench.records)
             keep()

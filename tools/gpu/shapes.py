@@ -17,6 +17,17 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_experts_per_tok": 8,
         "vocab_size": 32000,
     },
+    "wide": {
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 32000,
+    },
     "a3b": {
         "hidden_size": 2048,
         "moe_intermediate_size": 768,
