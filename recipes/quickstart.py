@@ -25,7 +25,8 @@ from rich.rule import Rule
 from flexfloor.cli.plan import summary as plan_table
 from flexfloor.cli.rollout import Screen
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
+from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
+from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer, Server
 from flexfloor.driver.identity import compare_runs
@@ -42,9 +43,9 @@ from flexfloor.workload import Workload, read_prompts
 
 HERE = Path(__file__).resolve().parent
 RUN = "quickstart"
-SHARED = "All ranks share this machine's cores here"
-SMALL = "The model is a toy and each engine starts cold"
-NOTE = "{}: seconds, Q and the gains say that the accounting works, nothing about a real rollout on devices."
+ON_CPU = "All ranks share this machine's cores here"
+ON_DEVICES = "The model is tiny and its first steps compile kernels"
+NOTE = "{why}: seconds, Q and the gains say that the accounting works, nothing about a real rollout on devices."
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -123,7 +124,7 @@ def arms(job: Job) -> bool:
         console.print(f"first difference: {identity.first_difference}", markup=False)
 
     title("What shrinking and shaping saved: flex beside verl")
-    note = NOTE.format(SHARED if device_slots() is None else SMALL)
+    note = NOTE.format(why=ON_CPU if ranks_share_cpu() else ON_DEVICES)
     console.print(report_table(load_run(flex_run), load_run(verl_run), [note]))
     return identity.whole
 
@@ -133,6 +134,9 @@ def run(
     prompts: Annotated[Path, typer.Option(help="prompts.jsonl.")] = HERE / "data" / "prompts.jsonl",
     config: Annotated[Path, typer.Option(help="YAML file with a `flexfloor:` section.")] = HERE / "quickstart.yaml",
     out: Annotated[Path | None, typer.Option(help="Where the runs go; runs/quickstart-TIME without it.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Devices (or CPU slots) to use; all that are visible without it.")
+    ] = None,
 ) -> None:
     """Runs the main job and says what it does while it does it."""
     began = time.monotonic()
@@ -141,7 +145,9 @@ def run(
     job = Job(settings, workload, folder.resolve(), target)
     first, smallest = bootstrap_plan(settings, workload, 0), min(settings.admissible_sizes)
     facts = ModelFacts.read(job.model)
-    refuse(Proposal(first, settings, workload, facts, smallest, device_slots(), installed_vllm()))
+    at_hand = slots if slots is not None else device_slots()
+    on_cpu = ranks_share_cpu()
+    refuse(Proposal(first, settings, workload, facts, smallest, at_hand, installed_vllm(), on_cpu=on_cpu))
 
     title(f"Starting {settings.world_size} vLLM engines under Ray (half a minute to a minute)")
     console.print(f"model {job.model}, {len(workload)} prompts, {settings.responses_per_prompt} responses each")

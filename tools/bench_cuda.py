@@ -1,6 +1,7 @@
 """Stock vLLM against FlexFloor on CUDA devices, in one run: Q, E, transitions, memory, and what the simulator foretold.
 
-Two servers stand side by side on the same devices: vLLM untouched, and FlexFloor's with expert rows for the floor.
+Two servers stand side by side on the same devices: vLLM untouched, and FlexFloor's, whose expert rows are for the floor
+except in ``combine``.
 
     transitions   the first shrink after start, and one to another survivor: rows, groups and one captured graph
     no-plan       both run the same requests in turn; ratios of throughput and of the time of a step, pair by pair
@@ -82,9 +83,14 @@ class Run:
         self.result: dict[str, Any] = {"shape": options.shape, "versions": versions(), "ranks": options.ranks}
         self._stock: Stock | None = None
         self._ours: Ours | None = None
-        if {"transitions", "no-plan", "arms"} & set(options.parts):  # both stand from the first measurement on
+
+    def start(self) -> None:
+        """Both servers, where a part needs both: they stand side by side from the first measurement on."""
+        if {"transitions", "no-plan", "arms"} & set(self._options.parts):
+            began = time.perf_counter()
             self._beside()
             self._server()
+            self.result["start_s"] = round(time.perf_counter() - began, 1)
 
     def close(self) -> None:
         """End all servers."""
@@ -117,8 +123,11 @@ class Run:
         self._end_ours()
         self._beside()
         config = self._config(self._options.use_ours, combine="invariant")
-        self._ours = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
-        self._pairs("combine", self._ours)
+        own = Ours(config, self._model, self._out / "invariant", smallest_floor=self._options.ranks)
+        try:
+            self._pairs("combine", own)
+        finally:
+            own.server.close()
 
     def arms(self) -> None:
         """Calibration, predictions, and all arms in turn."""
@@ -242,6 +251,7 @@ def main() -> None:
             write = write_config if options.shape == "a3b" else write_weights
             run = Run(options, sets, write(Path(name) / "model", SHAPES[options.shape]))
             try:
+                run.start()
                 for part in PARTS:
                     if part in options.parts:
                         getattr(run, part.replace("-", "_"))()

@@ -67,6 +67,20 @@ def arms(bench: Bench, prompts: Load, cycles: int, ladder: tuple[int, ...]) -> N
     bench.arm("static at the end", load, full)
 
 
+def transitions(bench: Bench, prompts: Load, ladder: tuple[int, ...]) -> None:
+    """Only what shows a transition by part: each survivor's first one, then kept graphs and early wakes."""
+    full = ladder[:1]
+    load = replace(prompts, lengths=lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25))
+    other = replace(load, lengths=load.lengths[::-1])
+    bench.arm("warm-up", replace(prompts, lengths=((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64), full)
+    bench.arm("static", load, full)
+    bench.arm("flex, first after start", load, ladder)
+    bench.arm("flex, the last rank survives, its first", other, ladder)
+    for turn in range(3):
+        bench.arm(f"kept {turn}", load, ladder)
+        bench.arm(f"kept, the last rank survives {turn}", other, ladder)
+
+
 def memory_spread(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """MiB by which memory in use just before and after a leaver's sleep differs between cycles, at most on one rank."""
     slept = [row for r in records if r["arm"].startswith("cycle") for row in r["released"]]
@@ -82,7 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--combine", choices=("stock", "invariant"), default="invariant")
-    parser.add_argument("--cycles", type=int, default=0)
+    parser.add_argument("--arms", choices=("all", "transitions"), default="all")
+    parser.add_argument("--cycles", type=int, default=0, help="shrinks and restores at the end of all arms")
     parser.add_argument("--ladder", type=int, nargs="+", default=[2, 1], help="EP sizes; one device a rank")
     parser.add_argument("--prompt", type=int, default=96, help="tokens of a prompt")
     parser.add_argument("--use", type=float, default=0.8, help="share of the device's memory for the engine")
@@ -117,7 +132,11 @@ def main() -> None:
         }
         print("START", result["start_s"], json.dumps(result["facts"]), flush=True)
         try:
-            arms(bench, Load((), options.prompt, vocabulary=shape["vocab_size"]), options.cycles, ladder)
+            prompts = Load((), options.prompt, vocabulary=shape["vocab_size"])
+            if options.arms == "all":
+                arms(bench, prompts, options.cycles, ladder)
+            else:
+                transitions(bench, prompts, ladder)
         finally:
             result["cycle_memory_spread_mib"] = memory_spread(bench.records)
             keep()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flexfloor.config import FlexFloorConfig, config_from_mapping
-from flexfloor.driver.checks import ModelFacts, Proposal, installed_vllm, refuse
+from flexfloor.driver.at_hand import installed_vllm
+from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.errors import InputError, RefusedError
 from flexfloor.plan import EpochPlan
 from flexfloor.workload import Workload

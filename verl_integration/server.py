@@ -20,7 +20,7 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from flexfloor.driver.checks import device_slots
+from flexfloor.driver.at_hand import ranks_share_cpu
 from flexfloor.driver.children import ForkServer, Spawn, children_of, warm_up
 from flexfloor.driver.engines import CallFailedError, Engines, async_scheduling
 from flexfloor.driver.processes import GRACE_S
@@ -64,7 +64,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         self._board_file.unlink(missing_ok=True)
         self._board = Board(self._board_file, self._section.world_size)
         self._export()
-        if device_slots() is None:
+        if ranks_share_cpu():
             warm_up("verl_integration.extension", "verl_integration.cpu.reload")
 
     # -- start ---------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class ElasticHttpServer(vLLMHttpServer):  # type: ignore[misc]
         super()._preprocess_engine_kwargs(engine_kwargs)
         engine = self._section.engine
         own = {"kv_cache_memory_bytes": engine.kv_cache_bytes, "block_size": engine.block_size, **engine.vllm}
-        if device_slots() is None:
+        if ranks_share_cpu():
             engine_kwargs.setdefault("kv_cache_memory_bytes", CPU_KV_BYTES)
         engine_kwargs.update({name: value for name, value in own.items() if value is not None})
         engine_kwargs["worker_extension_cls"] = EXTENSION

@@ -14,9 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
+from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, capacities, evidence, save
 from flexfloor.driver.calibration import Grid, Point
-from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
+from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer, Server
 from flexfloor.driver.orders import Sampling
@@ -45,7 +46,9 @@ def calibrate(
         bool, typer.Option(help="Start engines once a floor and read what KV they have room for.")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the prompts.")] = 0,
-    slots: Annotated[int | None, typer.Option(min=1, help="Devices (or CPU slots) to use; all without it.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Devices (or CPU slots) to use; all that are visible without it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Measure KV capacity, decode step times and transition costs of running engines."""
@@ -71,7 +74,8 @@ def calibrate(
     )
     at_hand = slots if slots is not None else device_slots()
     smallest = min(settings.admissible_sizes)
-    refuse(Proposal(nothing, settings, Workload([]), facts, smallest, at_hand, installed_vllm(), config))
+    on_cpu = ranks_share_cpu()
+    refuse(Proposal(nothing, settings, Workload([]), facts, smallest, at_hand, installed_vllm(), config, on_cpu))
     _make(folder)
     console = Console(stderr=True, highlight=False)
     try:

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
+from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
+from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer
 from flexfloor.driver.orders import Progress as ServerProgress
@@ -45,7 +46,9 @@ def rollout(
     epoch: Annotated[
         int | None, typer.Option(min=0, help="Epoch of seeds and responses; the plan's without it.")
     ] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Devices (or CPU slots) to use; all without it.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Devices (or CPU slots) to use; all that are visible without it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
     """Run a planned rollout on real engines."""
@@ -54,7 +57,8 @@ def rollout(
     facts = ModelFacts.read(model)
     smallest = min(settings.admissible_sizes)
     at_hand = slots if slots is not None else device_slots()
-    refuse(Proposal(planned, settings, workload, facts, smallest, at_hand, installed_vllm(), plan))
+    on_cpu = ranks_share_cpu()
+    refuse(Proposal(planned, settings, workload, facts, smallest, at_hand, installed_vllm(), plan, on_cpu))
     console = Console(stderr=True, highlight=False)
     try:
         with orderly_end():

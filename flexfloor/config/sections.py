@@ -233,7 +233,8 @@ class EngineConfig(Section):
     """What the engine of one rank is started with. None leaves vLLM's own default.
 
     Attributes:
-        combine: ``stock`` or ``invariant`` (bit-identical for every EP size, for verification).
+        combine: ``stock``, or ``invariant`` for verification: bit-identical for every EP size, at a higher price of
+            combine and shrinks.
         deadline_s: seconds a transition may take before it is abandoned.
         trial_step: whether leavers keep their memory until the survivors' first step has succeeded.
         kv_cache_bytes: KV cache a rank, bytes.

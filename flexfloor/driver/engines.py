@@ -15,12 +15,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from flexfloor.driver.checks import device_slots
+from pydantic import ValidationError
+
+from flexfloor.driver.at_hand import ranks_share_cpu
 from flexfloor.driver.children import ForkServer, Spawn, children_of, warm_up
 from flexfloor.driver.orders import Request, Sampling
 from flexfloor.driver.spec import CPU_KV_BYTES, ServerSpec
 from flexfloor.driver.watchdog import SUPPORT
-from flexfloor.errors import EngineLostError
+from flexfloor.errors import EngineLostError, RefusedError
 
 _FAILED_CORE = re.compile(r"EngineCore_DP(\d+)'?: (-?\d+)")
 _ERROR_LINE = re.compile(r"^(?:\(\S+ pid=\d+\) )?(?:ERROR [^]]*\] )?((?:\w+\.)*\w*(?:Error|Changed|Exception): .+)")
@@ -69,8 +71,9 @@ class Engines:
 
         Raises:
             EngineLostError: an engine process ended while starting.
+            RefusedError: vLLM does not accept the engine options.
         """
-        if device_slots() is None:
+        if ranks_share_cpu():
             warm_up()
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
@@ -97,6 +100,9 @@ class Engines:
             gc.unfreeze()
             if isinstance(error, RuntimeError):
                 raise _start_failure(error, spec.log) from error
+            if isinstance(error, ValueError | TypeError):
+                remedy = "correct `engine.vllm`"
+                raise RefusedError(f"vLLM refuses its options: {_reason(error)}", remedy=remedy) from error
             raise
 
     def processes(self) -> dict[int, BaseProcess]:
@@ -178,6 +184,12 @@ class Engines:
             self.llm.shutdown(timeout=1.0)
         self.llm = None
         gc.unfreeze()
+
+
+def _reason(error: Exception) -> str:
+    """The first thing that an error says, on one line; pydantic's list several."""
+    said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return " ".join(said.split()) or type(error).__name__
 
 
 def _start_failure(error: RuntimeError, log: str | None) -> EngineLostError:

@@ -1,5 +1,6 @@
 """Decode graphs one at a time: a shrink captures the one that it needs, smaller ones follow as the load falls.
 
+In verification mode a worker captures all of them at the shrink, and lacks none here.
 A transition so waits for one capture; until a smaller graph is there, a smaller batch is padded to the present one.
 All ranks see from the rows when every member lacks the same graph, and vote on its capture like on any phase.
 """

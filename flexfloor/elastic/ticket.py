@@ -23,8 +23,7 @@ class Ticket:
         rebuild: ranks that must first rebuild the row-transfer channel (empty: none).
         deadline_s: how long any one wait inside the transition may last.
         load: most requests that a member has unfinished; no later decode batch of this step is larger.
-        lean: only the decode graph that ``load`` needs is captured, smaller ones when the load has fallen to them
-            (in verification mode all are captured: batches are padded as in the full world).
+        lean: only the decode graph that ``load`` needs is captured, smaller ones when the load has fallen to them.
         version: which weights every row in use holds.
         broken: survivors whose groups may be broken and are not used again once this is confirmed (empty: none).
     """

@@ -26,8 +26,9 @@ class EngineSettings(BaseModel):
     Attributes:
         world_size: ranks N of the full world.
         smallest_floor: smallest EP size of the run; E / smallest_floor rows are allocated a rank.
-        combine: ``invariant`` sums expert outputs in an order that does not depend on the EP
-            size (verification mode, top-k times the combine traffic), ``stock`` is vLLM's own.
+        combine: ``stock`` is vLLM's own. ``invariant`` is verification mode: sums of expert outputs that do not depend
+            on the EP size (4 times the combine traffic on CUDA, top-k times on CPU), and batches padded as in the full
+            world, for which a shrink captures all decode graphs within reach.
         deadline_s: longest wait inside a transition, seconds.
         trial_step: run one dummy step in the next world before leavers are let go.
         keep_groups: how many survivor sets keep their process groups for reuse.

@@ -179,8 +179,8 @@ class ElasticWorld:
         group = self._next or self._here
         if group is None or group.ranks != ticket.after:
             raise ProtocolError("no world to capture for")
-        # Dense kernels are chosen by the padded batch: verification pads each batch as the full world does.
-        lean = ticket.lean and self._settings.combine == "stock"
+        # Dense kernels are chosen by the padded batch, so verification pads each batch as the full world does.
+        lean = ticket.lean and self._settings.combine != "invariant"
         made = self._device.capture_one if lean else self._device.capture
         with self._in_time(group, ticket.deadline_s):
             return made(self._runner, group, ticket.load)

