@@ -1,6 +1,7 @@
 """Tests on CUDA devices; skipped, with the reason, where there are fewer than two (or a module's `DEVICES`)."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,14 +40,28 @@ def gpu():
 
 
 @pytest.fixture(scope="session")
-def bench(gpu, tmp_path_factory):
-    """A server of two ranks: seeded weights, the invariant combine, poisoned rows, captured decode graphs."""
-    folder = tmp_path_factory.mktemp("gpu")
-    model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
-    spec = gpu.server_spec(model, folder, dummy=False, combine="invariant", poison=True, use=0.3)
-    running = gpu.Bench(spec, folder, limit_s=540.0)
-    yield running
-    running.server.close()
+def serving(gpu, tmp_path_factory):
+    """For a while a server of two ranks: seeded weights of the small shape, poisoned rows, captured decode graphs."""
+
+    @contextmanager
+    def start(**options):
+        folder = tmp_path_factory.mktemp("gpu")
+        model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
+        spec = gpu.server_spec(model, folder, dummy=False, poison=True, use=0.3, **options)
+        running = gpu.Bench(spec, folder, limit_s=540.0)
+        try:
+            yield running
+        finally:
+            running.server.close()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def bench(serving):
+    """A server with the invariant combine."""
+    with serving(combine="invariant") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,10 @@ from records import checked, eager
 
 
 @pytest.fixture(scope="module")
-def production(gpu, tmp_path_factory):
-    """A server of two ranks with vLLM's own combine; released and spare rows are poisoned."""
-    folder = tmp_path_factory.mktemp("production")
-    model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
-    spec = gpu.server_spec(model, folder, dummy=False, combine="stock", poison=True, use=0.3)
-    running = gpu.Bench(spec, folder, limit_s=540.0)
-    yield running
-    running.server.close()
+def production(serving):
+    """A server with vLLM's own combine."""
+    with serving(combine="stock") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -8,24 +8,11 @@ DEADLINE_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def late(gpu, tmp_path_factory):
-    """A server of two ranks; rank 1 stays away from its first transfer of a shrink and its second of a restore."""
-    folder = tmp_path_factory.mktemp("late")
-    model = gpu.write_weights(folder / "model", gpu.SHAPES["small"])
-    spec = gpu.server_spec(
-        model,
-        folder,
-        dummy=False,
-        combine="invariant",
-        poison=True,
-        use=0.3,
-        deadline_s=DEADLINE_S,
-        ahead=False,
-        faults=("stage:1:raise:1", "restore_move:1:raise:2"),
-    )
-    running = gpu.Bench(spec, folder, limit_s=540.0)
-    yield running
-    running.server.close()
+def late(serving):
+    """Rank 1 stays away from its first transfer of a shrink and its second of a restore."""
+    faults = ("stage:1:raise:1", "restore_move:1:raise:2")
+    with serving(combine="invariant", deadline_s=DEADLINE_S, ahead=False, faults=faults) as running:
+        yield running
 
 
 def test_the_channel_is_rebuilt_and_tokens_are_the_same(late, load):
