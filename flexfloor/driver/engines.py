@@ -187,8 +187,11 @@ class Engines:
 
 
 def _reason(error: Exception) -> str:
-    """The first thing that an error says, on one line; pydantic's list several."""
-    said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    """The first thing that an error says, on one line; pydantic's list several, by field."""
+    said = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        said = ": ".join([*(str(part) for part in first["loc"]), first["msg"]])
     return " ".join(said.split()) or type(error).__name__
 
 

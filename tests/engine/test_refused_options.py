@@ -13,7 +13,7 @@ from flexfloor.errors import RefusedError
     [
         ({"no_such_option": 1}, "unexpected keyword argument 'no_such_option'"),
         ({"enable_sleep_mode": True}, "Sleep mode is not supported on current platform"),
-        ({"gpu_memory_utilization": "most"}, "should be a valid number"),
+        ({"gpu_memory_utilization": "most"}, "gpu_memory_utilization: Input should be a valid number"),
     ],
 )
 def test_what_vllm_says_is_told_with_the_remedy(tiny_checkpoint, tmp_path, processes_below, options, said):
