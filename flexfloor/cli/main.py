@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -68,7 +69,8 @@ def run(arguments: Sequence[str]) -> int:
     if name not in offered():
         return _complain(f"no command {name!r}; there are {', '.join(offered())}", 2)
     try:
-        return _run_command(name, arguments[1:])
+        code = _run_command(name, arguments[1:])
+        sys.stdout.flush()
     except (InputError, RefusedError) as error:
         return _complain(str(error), 2)
     except _UsageError as error:
@@ -78,6 +80,18 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("stopped", 130)
     except FlexFloorError as error:
         return _complain(str(error), 1)
+    except BrokenPipeError:
+        return _silent(1)  # whoever read our output has gone
+    except OSError as error:
+        where = error.filename or "the output"
+        return _silent(_complain(f"{where}: {error.strerror or error}; free space there, or name another place", 1))
+    return code
+
+
+def _silent(code: int) -> int:
+    """What is still buffered cannot be written either: the interpreter's end must not try."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:

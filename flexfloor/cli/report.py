@@ -43,7 +43,7 @@ def report(
 
             write_trace(run, trace)
     except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", file=error.filename) from None
+        raise InputError(f"cannot be written: {error.strerror}", file=error.filename or html or trace) from None
     if as_json:
         typer.echo(json.dumps(report_json(run, beside), indent=2, allow_nan=False))
         return

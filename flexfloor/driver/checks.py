@@ -37,8 +37,23 @@ _UNTESTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_expert_parallel": ((None, True), _OWNED),
     "worker_extension_cls": ((None,), _OWNED),
     "distributed_executor_backend": ((None,), _OWNED),
+    "worker_cls": ((None,), _OWNED),
+    "decode_context_parallel_size": ((None, 1), "remove it: every rank holds the whole KV of its requests"),
     "model": ((None,), _OWNED),
+    **{
+        name: ((None,), f"write it as `{own}`, which all of FlexFloor reads")
+        for name, own in {
+            "max_num_seqs": "engine.max_num_seqs",
+            "max_model_len": "engine.max_model_len",
+            "block_size": "engine.block_size",
+            "kv_cache_memory_bytes": "engine.kv_cache_bytes",
+            "dtype": "engine.dtype",
+            "enforce_eager": "engine.enforce_eager",
+            "seed": "rollout.seed",
+        }.items()
+    },
 }
+_OWNED_PREFIXES = ("data_parallel_", "api_process_")
 
 
 @dataclass(frozen=True)
@@ -163,11 +178,9 @@ def _world(run: Proposal) -> None:
         raise RefusedError("a world of one rank has nothing to shrink", remedy="set world_size to 2 or more")
     if run.slots is not None and run.slots < wanted:
         listed = " or ".join(kind.variable for kind in ACCELERATORS.values())
+        more = "give --slots more" if run.on_cpu else f"add devices, or name more of them in {listed} or --slots"
         smaller = ", or plan for a smaller world_size" if wanted > 2 else ""
-        raise RefusedError(
-            f"{wanted} ranks need {wanted} slots, {run.slots} are at hand",
-            remedy=f"add devices, or name more of them in {listed} or --slots{smaller}",
-        )
+        raise RefusedError(f"{wanted} ranks need {wanted} slots, {run.slots} are at hand", remedy=more + smaller)
 
 
 def _sizes(run: Proposal) -> None:
@@ -191,6 +204,8 @@ def _sizes(run: Proposal) -> None:
 def _options(run: Proposal) -> None:
     for name, value in run.config.engine.vllm.items():
         allowed, remedy = _UNTESTED.get(name, ((value,), ""))
+        if name.startswith(_OWNED_PREFIXES):
+            allowed, remedy = (None,), _OWNED
         if value not in allowed:
             raise RefusedError(f"engine.vllm.{name} is {value!r}", remedy=remedy)
     if run.on_cpu and run.config.engine.vllm.get("enable_sleep_mode"):
@@ -244,14 +259,18 @@ def _sequences(run: Proposal) -> None:
                 )
 
 
-def _lengths(run: Proposal) -> None:
+def _tokens(run: Proposal) -> None:
     longest = run.config.engine.max_model_len or run.model.positions
-    if longest is None:
-        return
     for prompt in run.workload.values():
-        if not isinstance(prompt.content, str) and len(prompt.content) >= longest:
+        if isinstance(prompt.content, str):
+            continue
+        if longest is not None and len(prompt.content) >= longest:
             what = f"item {prompt.item_id!r} has {len(prompt.content)} tokens, the engine takes {longest}; shorten it"
             raise InputError(what, file=run.workload.file, field="prompt_token_ids")
+        highest = max(prompt.content)
+        if run.model.vocabulary is not None and highest >= run.model.vocabulary:
+            what = f"item {prompt.item_id!r} has token {highest}, the model's end at {run.model.vocabulary - 1}"
+            raise InputError(f"{what}; tokenise it for this model", file=run.workload.file, field="prompt_token_ids")
 
 
 CHECKS: tuple[Callable[[Proposal], None], ...] = (
@@ -263,5 +282,5 @@ CHECKS: tuple[Callable[[Proposal], None], ...] = (
     _ascend,
     _items,
     _sequences,
-    _lengths,
+    _tokens,
 )

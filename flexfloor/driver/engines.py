@@ -154,8 +154,13 @@ class Engines:
         await self.llm.reset_prefix_cache()
 
     async def submit(self, request_id: str, request: Request, sampling: Sampling, rank: int) -> Any:
-        """Sends one request to a rank; returns the queue of its outputs."""
+        """Sends one request to a rank; returns the queue of its outputs.
+
+        Raises:
+            RefusedError: vLLM does not accept its prompt.
+        """
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs import TextPrompt, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -176,7 +181,11 @@ class Engines:
             TextPrompt(prompt=content) if isinstance(content, str) else TokensPrompt(prompt_token_ids=list(content))
         )
         self.llm._run_output_handler()
-        return await self.llm.add_request(request_id, prompt, params, data_parallel_rank=rank)
+        try:
+            return await self.llm.add_request(request_id, prompt, params, data_parallel_rank=rank)
+        except (VLLMClientError, ValueError) as error:
+            what = f"vLLM refuses the prompt of item {request.item_id!r}: {_reason(error)}"
+            raise RefusedError(what, remedy="correct it, or name a model folder that goes with it") from error
 
     def shut_down(self) -> None:
         """Ends front end and engine cores the way vLLM does; errors on the way are of no interest any more."""

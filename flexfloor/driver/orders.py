@@ -152,13 +152,14 @@ class Response:
 
     @property
     def stopped_by_cap(self) -> bool:
-        """Stopped by its token limit."""
-        return self.finish_reason == "length" and len(self.token_ids) >= self.request.max_tokens
+        """Stopped by its token limit, or by the engine's longest sequence before that."""
+        return self.finish_reason == "length"
 
     @property
     def censored(self) -> bool:
-        """Stopped by a step cap below the global limit: the true length is longer."""
-        return self.request.step_cap and self.stopped_by_cap
+        """Stopped by a step cap or the engine's longest sequence, below its own limit: the true length is longer."""
+        cut = len(self.token_ids) < self.request.max_tokens
+        return self.stopped_by_cap and (cut or self.request.step_cap)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import yaml
 from flexfloor.config import FlexFloorConfig
 from flexfloor.driver.orders import Response
 from flexfloor.errors import InputError
+from flexfloor.events import read_events
 from flexfloor.history import HistoryStore, Observation, write_lengths
 from flexfloor.ledger import load_run, report_json
 from flexfloor.plan import EpochPlan
@@ -66,13 +67,19 @@ class RunDirectory:
         """Writes configuration and plan.
 
         Raises:
-            InputError: the folder holds responses of this epoch already.
+            InputError: the folder holds responses or events of this epoch already.
         """
-        if any(seen.epoch == epoch for seen in self.history.observations()):
+        if any(seen.epoch == epoch for seen in self.history.observations()) or epoch in self._begun():
             raise InputError(f"holds epoch {epoch} already; name another --out, or a later --epoch", file=self.path)
         text = yaml.safe_dump({"flexfloor": self._config.resolved()}, sort_keys=False, allow_unicode=True)
         (self.path / "config.yaml").write_text(text, encoding="utf-8")
         plan.save(self.path / "plan.json")
+
+    def _begun(self) -> set[int | None]:
+        """Epochs of which a step has begun, even where the run ended before it was over."""
+        if not any(file.stat().st_size for file in self.events_dir.glob("*.jsonl")):
+            return set()
+        return {event.epoch for event in read_events(self.path).events if event.event == "rollout_start"}
 
     def finish_step(self, epoch: int, step: int, responses: Sequence[Response]) -> None:
         """Writes a finished step's responses, then its history, then lengths.jsonl."""

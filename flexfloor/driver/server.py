@@ -105,7 +105,8 @@ class RolloutServer:
         """Runs one step and waits for the full world; responses in the order of the requests.
 
         Raises:
-            RefusedError: a rank refused the plan; the server can go on with another one.
+            RefusedError: a rank refused the plan, and the server can go on with another one; or vLLM refused a prompt,
+                and the server can only be closed.
             EngineLostError: a process died or stands still; none is left.
             TransitionError: the full world did not come back in time.
         """

@@ -14,14 +14,16 @@ from flexfloor.history.records import Observation
 
 _REMEDY = '{"item_id": "a", "epoch": 0, "prompt_tokens": 12, "lengths": [21, 19]}'
 
+_MOST = 2**31 - 1
+
 
 class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     item_id: str = Field(min_length=1)
-    epoch: int = Field(ge=0)
-    prompt_tokens: int = Field(ge=0)
-    lengths: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    epoch: int = Field(ge=0, le=_MOST)
+    prompt_tokens: int = Field(ge=0, le=_MOST)
+    lengths: list[Annotated[int, Field(ge=1, le=_MOST)]] = Field(min_length=1)
     censored: list[Annotated[int, Field(ge=0)]] = []
 
 

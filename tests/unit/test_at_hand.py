@@ -52,6 +52,8 @@ GPUS = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
         ("NoDevFiles", 0),
         ("all", 0),
         ("0,0", 1),
+        ("00,0", 1),
+        ("0,GPU-1f3a", 1),
         ("GPU-1f3a,GPU-77b0", 2),
         ("GPU-1f3a,GPU-1f3a", 1),
         ("GPU-1f3a,GPU-77b0,GPU-9c21", 2),

@@ -113,6 +113,10 @@ def test_models_that_cannot_work(proposal, tmp_path, changes, what, remedy):
         ({"config": config(engine={"vllm": {"pipeline_parallel_size": 2}})}, "pipeline_parallel_size is 2", "PP 1"),
         ({"config": config(engine={"vllm": {"enable_lora": True}})}, "enable_lora", "LoRA"),
         ({"config": config(engine={"vllm": {"data_parallel_size": 4}})}, "data_parallel_size", "remove it"),
+        ({"config": config(engine={"vllm": {"data_parallel_size_local": 2}})}, "data_parallel_size_local", "remove it"),
+        ({"config": config(engine={"vllm": {"max_num_seqs": 2}})}, "vllm.max_num_seqs is 2", "`engine.max_num_seqs`"),
+        ({"config": config(engine={"vllm": {"seed": 1}})}, "vllm.seed is 1", "`rollout.seed`"),
+        ({"slots": 3, "on_cpu": True}, "4 ranks need 4 slots, 3", "give --slots more"),
         ({"config": config(engine={"max_num_seqs": 1})}, "rank 0 2 responses at once", "raise it to 2"),
         (
             {"plan": plan(world=1, ladder=(1,), items=("a",)), "config": config(world_size=1, floors={})},
@@ -171,6 +175,14 @@ def test_refusing_needs_neither_vllm_nor_torch_nor_ray():
     code = "import sys, flexfloor.cli.rollout; print([m for m in ('vllm', 'torch', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_tokens_that_the_model_does_not_have(proposal, tmp_path):
+    known = replace(proposal.model, vocabulary=632)
+    refuse(replace(proposal, model=known, workload=Workload([Prompt("a", (0, 631)), Prompt("b", "y")], "p.jsonl")))
+    unknown = Workload([Prompt("a", "x"), Prompt("b", (5, 632))], "p.jsonl")
+    with pytest.raises(InputError, match=r"p.jsonl.*item 'b' has token 632, the model's end at 631"):
+        refuse(replace(proposal, model=known, workload=unknown))
 
 
 def test_sleep_mode_needs_devices(proposal):

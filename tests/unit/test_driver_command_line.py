@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -124,3 +127,21 @@ def test_signals_wait_for_what_must_not_be_cut_short(sign):
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["whole"]
+
+
+def test_output_that_cannot_be_written_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "flexfloor.cli.main", "doctor", "--json"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("flexfloor: the output: No space left on device")
+
+
+def test_a_reader_that_has_gone_is_no_error_to_speak_of():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "flexfloor.cli.main", "doctor", "--json"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")

@@ -15,7 +15,7 @@ from flexfloor.driver.rollout import Watcher, bootstrap_plan, run_plan
 from flexfloor.driver.run_dir import RunDirectory, observations
 from flexfloor.driver.spec import ServerSpec
 from flexfloor.errors import EngineLostError, InputError
-from flexfloor.events import read_events
+from flexfloor.events import EventWriter, read_events
 from flexfloor.history import Observation, read_lengths
 from flexfloor.plan import EpochPlan
 from flexfloor.workload import Prompt, Workload
@@ -75,6 +75,12 @@ def test_censored_is_a_step_cap_that_stopped_a_response():
     assert not response(tokens=range(8), reason="stop", cap=8, step_cap=True).censored
 
 
+def test_a_response_cut_by_the_longest_sequence_is_no_natural_length():
+    assert response(tokens=range(5), reason="length", cap=8).censored
+    assert response(tokens=range(5), reason="length", cap=8).stopped_by_cap
+    assert not response(tokens=range(5), reason="stop", cap=8).censored
+
+
 def test_the_history_learns_one_observation_an_item():
     seen = observations(
         2,
@@ -109,6 +115,16 @@ def test_a_run_directory_holds_what_the_specification_says(tmp_path):
     }
     assert "logprobs" not in second
     assert read_lengths(run.path / "lengths.jsonl") == [Observation("a", 1, 4, (2, 2), ())]
+
+
+def test_an_epoch_that_was_cut_off_is_not_run_again_over_its_events(tmp_path):
+    run = RunDirectory(tmp_path / "run", config())
+    run.begin(plan(), 1)
+    with EventWriter(run.events_dir / "driver.jsonl", run="run") as events:
+        events.emit("rollout_start", epoch=1, step=0, world_size=4)
+    run.begin(plan(), 2)
+    with pytest.raises(InputError, match="holds epoch 1 already"):
+        run.begin(plan(), 1)
 
 
 def test_an_epoch_is_run_once_in_a_directory(tmp_path):

@@ -1,5 +1,6 @@
 """History: EMA, transactions, resume, censoring, files (planner.md section 2)."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -104,6 +105,15 @@ def test_files_that_are_no_history_are_refused(tmp_path):
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(InputError, match="format 99"):
         HistoryStore(other)
+
+
+@pytest.mark.parametrize("field", ["epoch", "prompt_tokens", "lengths"])
+def test_numbers_that_no_rollout_has_are_refused(tmp_path, field):
+    line = {"item_id": "a", "epoch": 0, "prompt_tokens": 12, "lengths": [21]}
+    line[field] = [10**26] if field == "lengths" else 10**26
+    (tmp_path / "lengths.jsonl").write_text(json.dumps(line))
+    with pytest.raises(InputError, match=f"lengths.jsonl:1.*{field}"):
+        read_lengths(tmp_path / "lengths.jsonl")
 
 
 def test_lengths_file_round_trip(tmp_path):

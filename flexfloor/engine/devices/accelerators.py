@@ -26,24 +26,27 @@ class Accelerator(NamedTuple):
     def usable(self, found: int, environment: Mapping[str, str]) -> int:
         """How many of the ``found`` devices a process with this environment may use.
 
-        A list is read up to the first entry that names no device or one that was named before. Parts of a device
-        (MIG) count one each.
+        A list is read up to the first entry that names no device, one that was named before, or one of another kind
+        (index, device, part of a device). Parts of a device (MIG) count one each.
         """
         listed = environment.get(self.variable)
         if listed is None:
             return found
         named: list[str] = []
         for entry in (entry.strip() for entry in listed.split(",")):
-            if entry in named or not self._is_name(entry, found):
+            name = str(int(entry)) if entry.isdecimal() else entry
+            kind = self._kind(name, found)
+            if kind is None or name in named or (named and kind != self._kind(named[0], found)):
                 break
-            named.append(entry)
-        parts = sum(entry.startswith("MIG-") for entry in named)
-        return parts + min(found, len(named) - parts)
+            named.append(name)
+        parts = bool(named) and named[0].startswith("MIG-")
+        return len(named) if parts else min(found, len(named))
 
-    def _is_name(self, entry: str, found: int) -> bool:
-        if entry.isdecimal():
-            return not self.counted or int(entry) < found
-        return bool(self.prefixes) and entry.startswith(self.prefixes)
+    def _kind(self, name: str, found: int) -> str | None:
+        """``index`` or the prefix of an entry; None where it names no device."""
+        if name.isdecimal():
+            return "index" if not self.counted or int(name) < found else None
+        return next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
 
 
 ACCELERATORS = {
