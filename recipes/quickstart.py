@@ -25,7 +25,7 @@ from rich.rule import Rule
 from flexfloor.cli.plan import summary as plan_table
 from flexfloor.cli.rollout import Screen
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
+from flexfloor.driver.at_hand import ranks_share_cpu
 from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer, Server
@@ -143,11 +143,9 @@ def run(
     settings, workload, folder = load_config(config), read_prompts(prompts), checkpoint(model)
     target = out or HERE.parent / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
     job = Job(settings, workload, folder.resolve(), target)
-    first, smallest = bootstrap_plan(settings, workload, 0), min(settings.admissible_sizes)
+    first = bootstrap_plan(settings, workload, 0)
     facts = ModelFacts.read(job.model)
-    at_hand = slots if slots is not None else device_slots()
-    on_cpu = ranks_share_cpu()
-    refuse(Proposal(first, settings, workload, facts, smallest, at_hand, installed_vllm(), on_cpu=on_cpu))
+    refuse(Proposal.here(first, settings, workload, facts, slots=slots))
 
     title(f"Starting {settings.world_size} vLLM engines under Ray (half a minute to a minute)")
     console.print(f"model {job.model}, {len(workload)} prompts, {settings.responses_per_prompt} responses each")

@@ -41,14 +41,24 @@ def lengths(
     return (long, *((short + later * stages,) * each for stages in stays))
 
 
+def long_first(prompts: Load, ladder: tuple[int, ...]) -> Load:
+    """64 long responses on rank 0; ``prompts`` tells prompt length and vocabulary."""
+    return replace(prompts, lengths=lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25))
+
+
+def warm_up(bench: Bench, prompts: Load, full: tuple[int, ...]) -> None:
+    """Batches of all sizes that follow, in the full world."""
+    bench.arm("warm-up", replace(prompts, lengths=((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64), full)
+
+
 def arms(bench: Bench, prompts: Load, cycles: int, ladder: tuple[int, ...]) -> None:
     """The arms of one server; ``prompts`` tells prompt length and vocabulary."""
     full = ladder[:1]
-    load = replace(prompts, lengths=lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25))
+    load = long_first(prompts, ladder)
     swapped = lengths(ladder, tuple(120 if i % 2 else 90 for i in range(24)), 30, 15, each=12)[::-1]
     other = replace(prompts, lengths=swapped)
     drawn = replace(load, temperature=1.0)
-    bench.arm("warm-up", replace(prompts, lengths=((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64), full)
+    warm_up(bench, prompts, full)
     bench.arm("static", load, full)
     bench.arm("static again", load, full)
     bench.arm("flex, graphs captured", load, ladder)
@@ -70,9 +80,9 @@ def arms(bench: Bench, prompts: Load, cycles: int, ladder: tuple[int, ...]) -> N
 def transitions(bench: Bench, prompts: Load, ladder: tuple[int, ...]) -> None:
     """Only what shows a transition by part: each survivor's first one, then kept graphs and early wakes."""
     full = ladder[:1]
-    load = replace(prompts, lengths=lengths(ladder, tuple(160 if i % 2 else 110 for i in range(64)), 40, 25))
+    load = long_first(prompts, ladder)
     other = replace(load, lengths=load.lengths[::-1])
-    bench.arm("warm-up", replace(prompts, lengths=((24,) * 64, *((24,) * 16,) * (full[0] - 1)), prompt=64), full)
+    warm_up(bench, prompts, full)
     bench.arm("static", load, full)
     bench.arm("flex, first after start", load, ladder)
     bench.arm("flex, the last rank survives, its first", other, ladder)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ EXPERT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512)
 DENSE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 TIMED = (16, 32, 64, 128)
 REFERENCE = 64
-REPEATS = 20
 
 
 def tile(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
@@ -71,21 +69,10 @@ TILES: dict[str, dict[str, int] | None] = {
 
 
 def timed_us(call: Callable[[], Any]) -> float:
-    """Microseconds of a call, from a captured graph of `REPEATS` of them."""
-    import torch
+    """Microseconds of a call within a captured graph."""
+    from triton.testing import do_bench_cudagraph
 
-    for _ in range(3):
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(REPEATS):
-            call()
-    graph.replay()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    graph.replay()
-    torch.cuda.synchronize()
-    return round((time.perf_counter() - began) / REPEATS * 1e6, 1)
+    return round(1e3 * float(do_bench_cudagraph(call)), 1)
 
 
 def experts(rows: int, hidden: int, inner: int, topk: int) -> dict[int, dict[str, Any]]:

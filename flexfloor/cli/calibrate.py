@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
 from flexfloor.driver.calibrate import Calibrated, Campaign, Watcher, capacities, evidence, save
 from flexfloor.driver.calibration import Grid, Point
 from flexfloor.driver.checks import ModelFacts, Proposal, refuse
@@ -72,10 +71,7 @@ def calibrate(
     nothing = EpochPlan(
         epoch=0, world_size=settings.world_size, method=settings.method, config_digest=settings.digest(), steps=()
     )
-    at_hand = slots if slots is not None else device_slots()
-    smallest = min(settings.admissible_sizes)
-    on_cpu = ranks_share_cpu()
-    refuse(Proposal(nothing, settings, Workload([]), facts, smallest, at_hand, installed_vllm(), config, on_cpu))
+    refuse(Proposal.here(nothing, settings, Workload([]), facts, slots=slots, plan_file=config))
     _make(folder)
     console = Console(stderr=True, highlight=False)
     try:

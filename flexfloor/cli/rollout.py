@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from flexfloor.config import FlexFloorConfig, load_config
-from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
 from flexfloor.driver.checks import ModelFacts, Proposal, refuse
 from flexfloor.driver.cluster import Cluster, orderly_end, undisturbed
 from flexfloor.driver.handles import RayServer
@@ -55,10 +54,7 @@ def rollout(
     workload = read_prompts(prompts)
     planned, settings = _plan_and_config(plan, config, workload, bootstrap=bootstrap, epoch=epoch)
     facts = ModelFacts.read(model)
-    smallest = min(settings.admissible_sizes)
-    at_hand = slots if slots is not None else device_slots()
-    on_cpu = ranks_share_cpu()
-    refuse(Proposal(planned, settings, workload, facts, smallest, at_hand, installed_vllm(), plan, on_cpu))
+    refuse(Proposal.here(planned, settings, workload, facts, slots=slots, plan_file=plan))
     console = Console(stderr=True, highlight=False)
     try:
         with orderly_end():

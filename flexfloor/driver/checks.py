@@ -14,6 +14,7 @@ from typing import Any
 
 from flexfloor import exchange
 from flexfloor.config import FlexFloorConfig
+from flexfloor.driver.at_hand import device_slots, installed_vllm, ranks_share_cpu
 from flexfloor.engine.devices import ascend_options
 from flexfloor.engine.devices.accelerators import ACCELERATORS
 from flexfloor.engine.upstream import VLLM_TESTED
@@ -133,6 +134,24 @@ class Proposal:
     vllm_version: str | None
     plan_file: str | Path | None = None
     on_cpu: bool = False
+
+    @classmethod
+    def here(
+        cls,
+        plan: EpochPlan,
+        config: FlexFloorConfig,
+        workload: Workload,
+        model: ModelFacts,
+        *,
+        slots: int | None,
+        plan_file: str | Path | None = None,
+    ) -> Proposal:
+        """On this machine, with rows for the configuration's smallest floor; ``slots`` None: what is at hand."""
+        at_hand = slots if slots is not None else device_slots()
+        smallest = min(config.admissible_sizes)
+        return cls(
+            plan, config, workload, model, smallest, at_hand, installed_vllm(), plan_file, on_cpu=ranks_share_cpu()
+        )
 
 
 def refuse(proposal: Proposal) -> None:

@@ -77,7 +77,7 @@ class RunDirectory:
 
     def _begun(self) -> set[int | None]:
         """Epochs of which a step has begun, even where the run ended before it was over."""
-        if not any(file.stat().st_size for file in self.events_dir.glob("*.jsonl")):
+        if not any(self.events_dir.glob("*.jsonl")):
             return set()
         return {event.epoch for event in read_events(self.path).events if event.event == "rollout_start"}
 

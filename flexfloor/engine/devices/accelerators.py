@@ -50,10 +50,11 @@ class Accelerator(NamedTuple):
 
 
 ACCELERATORS = {
-    "cuda": Accelerator("NVIDIA GPUs", "nvidia[0-9]*", "CUDA_VISIBLE_DEVICES", ("GPU-", "MIG-")),
     # Indices may be those of the host, of which a container has files of a few.
     "ascend": Accelerator("Ascend NPUs", "davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES", counted=False),
+    "cuda": Accelerator("NVIDIA GPUs", "nvidia[0-9]*", "CUDA_VISIBLE_DEVICES", ("GPU-", "MIG-")),
 }
+"""A machine that has both is one for the first."""
 
 
 def runs_on_cpu(build_of: Callable[[str], str | None]) -> bool:
